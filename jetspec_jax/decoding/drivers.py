@@ -1,0 +1,200 @@
+"""The fused driver: a round is one program on one device, the host reads its result one round late."""
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jetspec_jax.decoding.programs import PREFILL_CHUNK, Programs, bucket
+from jetspec_jax.decoding.row_params import row_params, sampling_spec
+from jetspec_jax.decoding.state import RoundOutput
+from jetspec_jax.decoding.stats import DecodeStats
+from jetspec_jax.decoding.walk import TextWalk
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """New text of one request after one round.
+
+    Attributes:
+        row: index of the request in the batch.
+        token_ids: delivered tokens.
+        text: text that became certain.
+        num_accepted: how many of the tokens, from the first on, were drafts; the rest are the target's own.
+        logprobs: per token (raw, processed, [(id, raw), ...]), None unless asked for.
+    """
+
+    row: int
+    token_ids: list[int]
+    text: str
+    num_accepted: int
+    logprobs: list[tuple[float, float, list[tuple[int, float]]]] | None
+
+
+@dataclass
+class _InFlight:
+    output: RoundOutput
+    is_prefill: bool
+
+
+class FusedDriver:
+    """Decodes batches with the programs of one target and drafter."""
+
+    def __init__(self, programs: Programs):
+        self.programs = programs
+
+    def decode(
+        self, prompts: Sequence[Sequence[int]], walks: Sequence[TextWalk], stats: Sequence[DecodeStats]
+    ) -> Iterator[list[Delivery]]:
+        """Decodes a batch, yielding after each round; `walks` and `stats` are updated in place.
+
+        A walk that is finished from outside (`cancel`) stops its row within two rounds. Closing the iterator stops
+        everything.
+
+        Args:
+            prompts: token ids, none empty.
+            walks, stats: one per prompt.
+        """
+        if all(walk.is_finished for walk in walks):
+            return
+        loop = _Loop(self.programs, prompts, walks, stats)
+        # No transfer may hide in the loop; the explicit ones are `device_put` of `active` and `drain_tokens`.
+        with jax.transfer_guard("disallow"):
+            loop.prefill()
+        while loop.in_flight:
+            with jax.transfer_guard("disallow"):
+                if loop.may_dispatch():
+                    loop.dispatch()
+                deliveries = loop.drain() if len(loop.in_flight) > 1 or not loop.may_dispatch() else []
+            if deliveries:
+                yield deliveries
+
+
+class _Loop:
+    """State of one batch's decoding on the host."""
+
+    def __init__(self, programs: Programs, prompts, walks: Sequence[TextWalk], stats: Sequence[DecodeStats]):
+        self.programs, self.walks, self.stats = programs, walks, stats
+        self.in_flight: deque[_InFlight] = deque()
+        self.batch = len(prompts)
+        requests = [walk.params for walk in walks]
+        config = programs.target.config
+        self.spec = sampling_spec(requests)
+        self.params = row_params(
+            requests, eos_token_ids=walks[0].eos_token_ids, vocab_size=config.vocab_size, device=programs.device
+        )
+        self.prompt_lens = np.array([len(prompt) for prompt in prompts], np.int32)
+        self.state = self._initial_state(prompts)
+        self.active = np.array([not walk.is_finished for walk in walks])
+        self.active_on_device = jax.device_put(self.active, programs.device)
+        self.began = time.perf_counter()
+        self.compile_ms_before = programs.compile_ms
+
+    def _initial_state(self, prompts):
+        longest, num_rows = int(self.prompt_lens.max()), self.programs.drafter.num_drafts + 1
+        self.chunk_len = min(bucket(longest), PREFILL_CHUNK)
+        padded = -(-longest // self.chunk_len) * self.chunk_len
+        # Look-ahead never counts against the user's limit: a whole block fits above the last position (C16).
+        needed = max(len(p) + walk.max_new_tokens for p, walk in zip(prompts, self.walks, strict=True)) + num_rows
+        tokens = np.zeros((self.batch, bucket(max(padded, needed))), np.int32)
+        for row, prompt in enumerate(prompts):
+            tokens[row, : len(prompt)] = prompt
+        self.num_chunks = padded // self.chunk_len
+        device = self.programs.device
+        return self.programs.init_state(jax.device_put(tokens, device), jax.device_put(self.prompt_lens, device))
+
+    def prefill(self) -> None:
+        """Queues the prompt chunks; the last one draws the first token."""
+        width = self.programs.target.config.shape.hidden_size
+        last_x = jax.device_put(np.zeros((self.batch, width), self.programs.target.dtype), self.programs.device)
+        for chunk in range(self.num_chunks):
+            start = jax.device_put(np.int32(chunk * self.chunk_len), self.programs.device)
+            self.state, last_x, output = self.programs.prefill(
+                self.state, last_x, self.chunk_len, start, self.params, self.spec
+            )
+        self._push(output, is_prefill=True)
+
+    def may_dispatch(self) -> bool:
+        """Whether some row surely needs another round than those in flight (each commits at least one token)."""
+        return len(self.in_flight) < 2 and any(
+            not walk.is_finished and len(walk.token_ids) + len(self.in_flight) < walk.max_new_tokens
+            for walk in self.walks
+        )
+
+    def dispatch(self) -> None:
+        """Queues a round."""
+        active = np.array([not walk.is_finished for walk in self.walks])
+        if not np.array_equal(active, self.active):
+            self.active = active
+            self.active_on_device = jax.device_put(active, self.programs.device)
+        self.state, output = self.programs.round(
+            self.state, self.active_on_device, self.params, self.spec, is_drafting=self._is_drafting()
+        )
+        self._push(output, is_prefill=False)
+
+    def _is_drafting(self) -> bool:
+        """Plain rounds from the moment no active row is short enough for the drafter."""
+        drafter = self.programs.drafter
+        if drafter.num_drafts == 0:
+            return False
+        if drafter.max_len is None:
+            return True
+        lengths = self.prompt_lens + np.array([len(walk.token_ids) for walk in self.walks])
+        for row in np.flatnonzero(self.active & (lengths + drafter.num_drafts > drafter.max_len)):
+            if self.stats[row].drafting_stopped_at is None:
+                self.stats[row].drafting_stopped_at = int(lengths[row])
+        return bool(np.any(self.active & (lengths + drafter.num_drafts <= drafter.max_len)))
+
+    def _push(self, output: RoundOutput, *, is_prefill: bool) -> None:
+        for leaf in jax.tree.leaves(output):
+            leaf.copy_to_host_async()
+        self.in_flight.append(_InFlight(output, is_prefill))
+
+    def drain(self) -> list[Delivery]:
+        """Reads the oldest round and walks its tokens: the one place where the host waits for the device."""
+        flight = self.in_flight.popleft()
+        output = jax.device_get(flight.output)
+        deliveries = []
+        for row, walk in enumerate(self.walks):
+            if walk.is_finished or (count := int(output.num_committed[row])) == 0:
+                continue
+            delivered, text = walk.advance(output.tokens[row, :count].tolist(), output.finite[row, :count].tolist())
+            if not flight.is_prefill:
+                drafted = int(output.num_drafted[row])
+                self.stats[row].add_round(delivered=delivered, committed=count, drafted=drafted)
+            self._record_time(row, flight.is_prefill)
+            num_accepted = 0 if flight.is_prefill else min(delivered, count - 1)
+            token_ids = output.tokens[row, :delivered].tolist()
+            deliveries.append(
+                Delivery(row, token_ids, text, num_accepted, _logprobs_of(output, row, delivered, walk.params.logprobs))
+            )
+        return deliveries
+
+    def _record_time(self, row: int, is_prefill: bool) -> None:
+        compile_ms = self.programs.compile_ms - self.compile_ms_before
+        elapsed = 1e3 * (time.perf_counter() - self.began) - compile_ms
+        stats = self.stats[row]
+        stats.compile_ms = compile_ms
+        if is_prefill:
+            stats.prefill_ms = elapsed
+        else:
+            stats.decode_ms = elapsed - stats.prefill_ms
+
+
+def _logprobs_of(output: RoundOutput, row: int, count: int, num: int | None) -> list[Any] | None:
+    """Logprobs of the delivered tokens of one row; the drawn token is always among the alternatives or added."""
+    if num is None or output.logprobs is None:
+        return None
+    logprobs, result = output.logprobs, []
+    for i in range(count):
+        top = [(int(t), float(p)) for t, p in zip(logprobs.top_ids[row, i], logprobs.top_raw[row, i], strict=True)]
+        top = top[:num]
+        token, raw = int(output.tokens[row, i]), float(logprobs.raw[row, i])
+        if token not in dict(top):
+            top.append((token, raw))
+        result.append((raw, float(logprobs.processed[row, i]), top))
+    return result

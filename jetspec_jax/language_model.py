@@ -1,0 +1,232 @@
+"""A loaded target with its drafter and tokenizer: prompts in, outputs out."""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jetspec_jax.decoding.drivers import Delivery, FusedDriver
+from jetspec_jax.decoding.programs import Programs
+from jetspec_jax.decoding.stats import DecodeStats
+from jetspec_jax.decoding.walk import TextWalk
+from jetspec_jax.drafters import Drafter, as_drafter
+from jetspec_jax.models.functional import split
+from jetspec_jax.models.target import Target
+from jetspec_jax.outputs import GenerationOutput, StreamChunk, TokenLogprob, Usage
+from jetspec_jax.sampling_params import SamplingParams, sampling_params
+from jetspec_jax.text.chat import Prompt, encode_prompt, is_batch
+from jetspec_jax.text.streaming import IncrementalDetokenizer
+from jetspec_jax.text.tokenizer import Tokenizer
+
+# A draft that commits hardly more than the bonus token over this many rounds is probably broken (bug case C25).
+_WARN_ROUNDS, _WARN_TAU = 50, 1.05
+
+
+class LowAcceptanceWarning(UserWarning):
+    """Speculation commits about one token a round: the text is right, the draft is useless."""
+
+
+class LanguageModel:
+    """Target, drafter and tokenizer, ready to generate.
+
+    Args:
+        target: the target model.
+        tokenizer: None if prompts are ids and no text is wanted.
+        drafter: a name (`autoregressive`, `ngram`, `parallel`), a `Drafter`, or a traceable function
+            `(tokens [S], length []) -> [num_drafts]`.
+        num_drafts: tokens to draft per round; None takes the drafter's own default.
+        max_len: longest prompt plus output in tokens; None takes the target's limit.
+        max_batch: most requests decoded together; longer lists are decoded in groups.
+        device: where the target lives; None takes the first device.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        tokenizer: Tokenizer | None = None,
+        *,
+        drafter: Any = "ngram",
+        num_drafts: int | None = None,
+        max_len: int | None = None,
+        max_batch: int = 8,
+        device: jax.Device | None = None,
+    ):
+        limit = target.config.max_position_embeddings
+        if max_len is not None and not 1 <= max_len <= limit:
+            raise ValueError(f"max_len={max_len} must be in 1..{limit}, the target's limit")
+        if max_batch < 1:
+            raise ValueError(f"max_batch={max_batch} must be at least 1")
+        self.config = target.config
+        self.tokenizer = tokenizer
+        self.max_len = limit if max_len is None else max_len
+        self.max_batch = max_batch
+        self.device = jax.devices()[0] if device is None else device
+        self.dtype = target.dtype
+        self._definition, leaves = split(target)
+        self._leaves = jax.device_put(leaves, self.device)
+        self._use(as_drafter(drafter, target=self.config, dtype=target.dtype, num_drafts=num_drafts))
+
+    def with_drafter(self, drafter: Any, *, num_drafts: int | None = None) -> "LanguageModel":
+        """The same target (weights shared) with another drafter."""
+        model = object.__new__(type(self))
+        model.__dict__.update(self.__dict__)
+        model._use(as_drafter(drafter, target=self.config, dtype=self.dtype, num_drafts=num_drafts))
+        return model
+
+    def _use(self, drafter: Drafter) -> None:
+        if drafter.num_drafts >= self.max_len:
+            raise ValueError(f"num_drafts={drafter.num_drafts} does not fit a context of {self.max_len} tokens")
+        self.drafter = drafter
+        self.programs = Programs(self._definition, self._leaves, drafter, self.device)
+
+    @property
+    def target(self) -> Target:
+        """The target as a module (arrays shared)."""
+        return self._definition.merge(self._leaves)
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the target, a tied head counted once."""
+        return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.target)))
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> GenerationOutput | list[GenerationOutput]:
+        """Generates a continuation of one prompt or of each prompt of a list.
+
+        Args:
+            prompts: a string, token ids, chat messages, or a list of any of them.
+            params: options for all prompts, or one per prompt; or give `options` as keywords.
+            chat_template_kwargs: passed to the chat template, for example `{"enable_thinking": False}`.
+            **options: fields of `SamplingParams`.
+
+        Returns:
+            One output for one prompt, a list for a list.
+
+        Raises:
+            ValueError: bad prompt or option; nothing has been computed then.
+        """
+        outputs: dict[int, GenerationOutput] = {}
+        for chunk in self.stream(prompts, params, chat_template_kwargs=chat_template_kwargs, **options):
+            if chunk.output is not None:
+                outputs[chunk.index] = chunk.output
+        ordered = [outputs[index] for index in sorted(outputs)]
+        return ordered if is_batch(prompts) else ordered[0]
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Iterator[StreamChunk]:
+        """Like `generate`, yielding text as it becomes certain; the last chunk of each prompt carries its output.
+
+        Prompts and options are checked here, before the first chunk is asked for. Closing the iterator stops
+        decoding.
+        """
+        batch = list(prompts) if is_batch(prompts) else [prompts]
+        requests = self._requests(batch, params, options)
+        encoded = [self._encode(i, prompt, chat_template_kwargs or {}) for i, prompt in enumerate(batch)]
+        return self._stream(encoded, requests)
+
+    def _requests(self, batch, params, options) -> list[SamplingParams]:
+        if isinstance(params, Sequence):
+            if options or len(params) != len(batch):
+                raise ValueError(f"{len(params)} SamplingParams for {len(batch)} prompts, options {sorted(options)}")
+            requests = list(params)
+        else:
+            requests = [sampling_params(params, **options)] * len(batch)
+        for request in requests:
+            request.check_vocab(self.config.vocab_size)
+            if request.stop and self.tokenizer is None:
+                raise ValueError(f"stop={request.stop} needs a tokenizer")
+        return requests
+
+    def _encode(self, index: int, prompt: Prompt, template_kwargs: Mapping[str, Any]) -> list[int]:
+        try:
+            ids = encode_prompt(
+                self.tokenizer, prompt, vocab_size=self.config.vocab_size, chat_template_kwargs=template_kwargs
+            )
+        except ValueError as error:
+            raise ValueError(f"prompt {index}: {error}") from error
+        if len(ids) > self.max_len:
+            raise ValueError(f"prompt {index} has {len(ids)} tokens, the context holds {self.max_len}")
+        return ids
+
+    def _stream(self, encoded: list[list[int]], requests: list[SamplingParams]) -> Iterator[StreamChunk]:
+        for start in range(0, len(encoded), self.max_batch):
+            group = slice(start, start + self.max_batch)
+            for chunk in self._stream_group(encoded[group], requests[group]):
+                yield StreamChunk(start + chunk.index, chunk.text, chunk.token_ids, chunk.num_accepted, chunk.output)
+
+    def _stream_group(self, encoded: list[list[int]], requests: list[SamplingParams]) -> Iterator[StreamChunk]:
+        walks = [self._walk(ids, request) for ids, request in zip(encoded, requests, strict=True)]
+        stats = [DecodeStats(self.drafter.num_drafts) for _ in encoded]
+        logprobs: list[list[TokenLogprob]] = [[] for _ in encoded]
+
+        def output_of(row: int) -> GenerationOutput:
+            self._warn(stats[row])
+            return _output(encoded[row], walks[row], logprobs[row], stats[row])
+
+        for row, walk in enumerate(walks):
+            if walk.is_finished:  # max_new_tokens = 0, or a prompt that fills the context
+                yield StreamChunk(row, "", [], 0, output_of(row))
+        for deliveries in FusedDriver(self.programs).decode(encoded, walks, stats):
+            for delivery in deliveries:
+                logprobs[delivery.row] += _logprobs(delivery)
+                output = output_of(delivery.row) if walks[delivery.row].is_finished else None
+                yield StreamChunk(delivery.row, delivery.text, delivery.token_ids, delivery.num_accepted, output)
+
+    def _walk(self, ids: list[int], request: SamplingParams) -> TextWalk:
+        room = self.max_len - len(ids)
+        limit = room if request.max_new_tokens is None else min(request.max_new_tokens, room)
+        detokenizer = None
+        if self.tokenizer is not None:
+            detokenizer = IncrementalDetokenizer(self.tokenizer, stop=request.stop, include_stop=request.include_stop)
+        return TextWalk(request, self.config.eos_token_ids, limit, detokenizer, len(ids))
+
+    def _warn(self, stats: DecodeStats) -> None:
+        if stats.drafting_stopped_at is not None:
+            warnings.warn(
+                f"drafting was switched off at {stats.drafting_stopped_at} tokens: the drafter was made for "
+                f"{self.drafter.max_len}",
+                stacklevel=2,
+            )
+        elif stats.num_drafts and stats.rounds >= _WARN_ROUNDS and stats.tau < _WARN_TAU:
+            warnings.warn(
+                f"drafter {self.drafter.name!r} committed {stats.tau:.2f} tokens per round over {stats.rounds} rounds; "
+                "the text is right, but speculation costs more than it brings",
+                LowAcceptanceWarning,
+                stacklevel=2,
+            )
+
+
+def _logprobs(delivery: Delivery) -> list[TokenLogprob]:
+    entries = delivery.logprobs or []
+    return [
+        TokenLogprob(token, raw, processed, tuple(top))
+        for token, (raw, processed, top) in zip(delivery.token_ids, entries, strict=bool(entries))
+    ]
+
+
+def _output(prompt: list[int], walk: TextWalk, logprobs: list[TokenLogprob], stats: DecodeStats) -> GenerationOutput:
+    return GenerationOutput(
+        token_ids=walk.token_ids,
+        text=walk.text,
+        finish_reason=walk.finish_reason,
+        stop_reason=walk.stop_reason,
+        error=walk.error,
+        prompt_token_ids=prompt,
+        logprobs=None if walk.params.logprobs is None else logprobs,
+        usage=Usage(len(prompt), len(walk.token_ids)),
+        stats=stats,
+    )

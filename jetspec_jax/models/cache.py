@@ -1,0 +1,73 @@
+"""Static key/value cache with per-row lengths. Rollback is setting the length; nothing beyond it is ever read."""
+
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class KVCache:
+    """Keys and values of every layer for a batch of requests.
+
+    Slots at positions >= `length` hold rejected or padded rows: garbage by contract, overwritten before they are
+    read. The capacity must leave room for a whole block beyond the last position that is kept, because
+    `dynamic_update_slice` moves a write that does not fit and would destroy older rows (bug case C16).
+
+    Attributes:
+        keys: one [B, S, K, H] array per layer, rotated.
+        values: one [B, S, K, H] array per layer.
+        length: [B], valid positions of each row.
+    """
+
+    keys: tuple[Float[Array, "B S K H"], ...]
+    values: tuple[Float[Array, "B S K H"], ...]
+    length: Int[Array, "B"]
+
+    @classmethod
+    def zeros(
+        cls, *, num_layers: int, batch: int, capacity: int, num_kv_heads: int, head_dim: int, dtype: DTypeLike
+    ) -> "KVCache":
+        """An empty cache."""
+
+        def side():
+            return tuple(jnp.zeros((batch, capacity, num_kv_heads, head_dim), dtype) for _ in range(num_layers))
+
+        return cls(keys=side(), values=side(), length=jnp.zeros((batch,), jnp.int32))
+
+    @property
+    def capacity(self) -> int:
+        """S, slots per row."""
+        return self.keys[0].shape[1]
+
+    def write(self, layer: int, keys: Float[Array, "B T K H"], values: Float[Array, "B T K H"]) -> "KVCache":
+        """Stores T rows of one layer at positions `length .. length + T - 1`, without committing them."""
+        new_keys = write_rows(self.keys[layer], keys, self.length)
+        new_values = write_rows(self.values[layer], values, self.length)
+        return replace(
+            self,
+            keys=(*self.keys[:layer], new_keys, *self.keys[layer + 1 :]),
+            values=(*self.values[:layer], new_values, *self.values[layer + 1 :]),
+        )
+
+    def commit(self, num_rows: Int[Array, "B"]) -> "KVCache":
+        """Keeps the first `num_rows` of the rows written last; the rest becomes garbage."""
+        return replace(self, length=self.length + num_rows)
+
+    def with_length(self, length: Int[Array, "B"]) -> "KVCache":
+        """Rolls back (or forward over written rows) to the given lengths."""
+        return replace(self, length=length)
+
+
+def write_rows(
+    buffer: Float[Array, "B S K H"], rows: Float[Array, "B T K H"], start: Int[Array, "B"]
+) -> Float[Array, "B S K H"]:
+    """Writes row b of `rows` into slots `start[b] .. start[b] + T - 1` of row b of the buffer, in place if donated."""
+    rows = rows.astype(buffer.dtype)
+    # One slice per request: a vmapped update becomes a scatter, which XLA runs serially on CPU.
+    for b in range(buffer.shape[0]):
+        buffer = jax.lax.dynamic_update_slice(buffer, rows[b : b + 1], (b, start[b], 0, 0))
+    return buffer

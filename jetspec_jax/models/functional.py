@@ -1,0 +1,32 @@
+"""nnx modules as plain functions: split once, jit over a flat tuple of leaves.
+
+Dispatching a jitted call with a flat tuple costs 0.4 ms for 400 leaves; the module itself costs 1.8 ms and `nnx.jit`
+21 ms, so modules exist only inside traces.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from flax import nnx
+
+Leaves = tuple[jax.Array, ...]
+
+
+@dataclass(frozen=True)
+class ModuleDef:
+    """Structure of a module without its arrays."""
+
+    graphdef: Any
+    treedef: Any
+
+    def merge(self, leaves: Leaves) -> Any:
+        """The module over these leaves (arrays or tracers)."""
+        return nnx.merge(self.graphdef, jax.tree.unflatten(self.treedef, leaves))
+
+
+def split(module: nnx.Module) -> tuple[ModuleDef, Leaves]:
+    """Structure and arrays of a module; the arrays are shared, not copied."""
+    graphdef, state = nnx.split(module)
+    leaves, treedef = jax.tree.flatten(state)
+    return ModuleDef(graphdef, treedef), tuple(leaves)

@@ -1,0 +1,16 @@
+"""Public test kit: tiny targets, a target with a known law, drafters that follow a script, a byte tokenizer."""
+
+from jetspec_jax.testing.byte_tokenizer import ByteTokenizer
+from jetspec_jax.testing.drafters import NoisyDrafter, ScriptedDrafter, random_drafter
+from jetspec_jax.testing.table_target import TableTarget
+from jetspec_jax.testing.tiny import tiny_config, tiny_target
+
+__all__ = [
+    "ByteTokenizer",
+    "NoisyDrafter",
+    "ScriptedDrafter",
+    "TableTarget",
+    "random_drafter",
+    "tiny_config",
+    "tiny_target",
+]

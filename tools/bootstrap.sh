@@ -1,0 +1,33 @@
+#!/bin/sh
+# Builds .venv with uv. Needs python3, pip and git only.
+# Usage: tools/bootstrap.sh EXTRA [EXTRA ...]
+set -eu
+cd "$(dirname "$0")/.."
+
+# A Python >= 3.12: one on PATH, else one of pyenv's, else uv fetches it.
+is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null; }
+find_python() {
+  for name in python3.12 python3.13 python3.14 python3; do
+    path=$(command -v "$name" 2>/dev/null) && is_new_enough "$path" && { echo "$path"; return; }
+  done
+  for path in "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.1[2-9]*/bin/python3; do
+    [ -x "$path" ] && is_new_enough "$path" && { echo "$path"; return; }
+  done
+  echo 3.12
+}
+
+UV=$(command -v uv 2>/dev/null || true)
+if [ -z "$UV" ]; then
+  UV=$PWD/.tools/bin/uv
+  [ -x "$UV" ] || python3 -m pip install --quiet --disable-pip-version-check --target .tools 'uv>=0.9,<1'
+fi
+
+# A rerun with the same pyproject.toml and extras has nothing to do.
+stamp="$* $(cksum < pyproject.toml)"
+[ -x .venv/bin/python ] && [ "$(cat .venv/jetspec-stamp 2>/dev/null)" = "$stamp" ] && exit 0
+
+extras=""
+for extra in "$@"; do extras="$extras --extra $extra"; done
+# shellcheck disable=SC2086
+"$UV" sync --quiet --python "$(find_python)" $extras
+echo "$stamp" > .venv/jetspec-stamp
