@@ -15,6 +15,7 @@ from jetspec_jax.drafters import Drafter, as_drafter
 from jetspec_jax.models.functional import split
 from jetspec_jax.models.target import Target
 from jetspec_jax.outputs import GenerationOutput, StreamChunk, TokenLogprob, Usage
+from jetspec_jax.progress import Progress
 from jetspec_jax.sampling_params import SamplingParams, sampling_params
 from jetspec_jax.text.chat import Prompt, encode_prompt, is_batch
 from jetspec_jax.text.streaming import IncrementalDetokenizer
@@ -40,6 +41,7 @@ class LanguageModel:
         max_len: longest prompt plus output in tokens; None takes the target's limit.
         max_batch: most requests decoded together; longer lists are decoded in groups.
         device: where the target lives; None takes the first device.
+        progress: show compiling and token progress on stderr; None shows them if stderr is a terminal.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class LanguageModel:
         max_len: int | None = None,
         max_batch: int = 8,
         device: jax.Device | None = None,
+        progress: bool | None = None,
     ):
         limit = target.config.max_position_embeddings
         if max_len is not None and not 1 <= max_len <= limit:
@@ -64,6 +67,7 @@ class LanguageModel:
         self.max_batch = max_batch
         self.device = jax.devices()[0] if device is None else device
         self.dtype = target.dtype
+        self.progress = progress
         self._definition, leaves = split(target)
         self._leaves = jax.device_put(leaves, self.device)
         self._use(as_drafter(drafter, target=self.config, dtype=target.dtype, num_drafts=num_drafts))
@@ -113,10 +117,17 @@ class LanguageModel:
         Raises:
             ValueError: bad prompt or option; nothing has been computed then.
         """
+        encoded, requests = self._prepare(prompts, params, chat_template_kwargs, options)
         outputs: dict[int, GenerationOutput] = {}
-        for chunk in self.stream(prompts, params, chat_template_kwargs=chat_template_kwargs, **options):
-            if chunk.output is not None:
-                outputs[chunk.index] = chunk.output
+        num_tokens, most = 0, sum(self._limit(*pair) for pair in zip(encoded, requests, strict=True))
+        with Progress(self.progress) as progress:
+            self.programs.on_compile = progress.note
+            report = progress.tokens("generating")
+            for chunk in self._stream(encoded, requests):
+                num_tokens += len(chunk.token_ids)
+                report(num_tokens, most)
+                if chunk.output is not None:
+                    outputs[chunk.index] = chunk.output
         ordered = [outputs[index] for index in sorted(outputs)]
         return ordered if is_batch(prompts) else ordered[0]
 
@@ -133,10 +144,14 @@ class LanguageModel:
         Prompts and options are checked here, before the first chunk is asked for. Closing the iterator stops
         decoding.
         """
+        self.programs.on_compile = Progress(self.progress).note
+        return self._stream(*self._prepare(prompts, params, chat_template_kwargs, options))
+
+    def _prepare(self, prompts, params, template_kwargs, options) -> tuple[list[list[int]], list[SamplingParams]]:
+        """Checks and encodes everything a call needs, before anything is computed."""
         batch = list(prompts) if is_batch(prompts) else [prompts]
         requests = self._requests(batch, params, options)
-        encoded = [self._encode(i, prompt, chat_template_kwargs or {}) for i, prompt in enumerate(batch)]
-        return self._stream(encoded, requests)
+        return [self._encode(i, prompt, template_kwargs or {}) for i, prompt in enumerate(batch)], requests
 
     def _requests(self, batch, params, options) -> list[SamplingParams]:
         if isinstance(params, Sequence):
@@ -152,12 +167,13 @@ class LanguageModel:
         return requests
 
     def _encode(self, index: int, prompt: Prompt, template_kwargs: Mapping[str, Any]) -> list[int]:
-        try:
-            ids = encode_prompt(
-                self.tokenizer, prompt, vocab_size=self.config.vocab_size, chat_template_kwargs=template_kwargs
-            )
-        except ValueError as error:
-            raise ValueError(f"prompt {index}: {error}") from error
+        ids = encode_prompt(
+            self.tokenizer,
+            prompt,
+            chat_template_kwargs=template_kwargs,
+            vocab_size=self.config.vocab_size,
+            name=f"prompt {index}",
+        )
         if len(ids) > self.max_len:
             raise ValueError(f"prompt {index} has {len(ids)} tokens, the context holds {self.max_len}")
         return ids
@@ -186,13 +202,16 @@ class LanguageModel:
                 output = output_of(delivery.row) if walks[delivery.row].is_finished else None
                 yield StreamChunk(delivery.row, delivery.text, delivery.token_ids, delivery.num_accepted, output)
 
-    def _walk(self, ids: list[int], request: SamplingParams) -> TextWalk:
+    def _limit(self, ids: list[int], request: SamplingParams) -> int:
+        """Most tokens a request may generate: its own limit or what the context leaves."""
         room = self.max_len - len(ids)
-        limit = room if request.max_new_tokens is None else min(request.max_new_tokens, room)
+        return room if request.max_new_tokens is None else min(request.max_new_tokens, room)
+
+    def _walk(self, ids: list[int], request: SamplingParams) -> TextWalk:
         detokenizer = None
         if self.tokenizer is not None:
             detokenizer = IncrementalDetokenizer(self.tokenizer, stop=request.stop, include_stop=request.include_stop)
-        return TextWalk(request, self.config.eos_token_ids, limit, detokenizer, len(ids))
+        return TextWalk(request, self.config.eos_token_ids, self._limit(ids, request), detokenizer, len(ids))
 
     def _warn(self, stats: DecodeStats) -> None:
         if stats.drafting_stopped_at is not None:

@@ -16,18 +16,14 @@ find_python() {
   echo 3.12
 }
 
+echo "building the environment in .venv (a minute or two the first time)" >&2
 UV=$(command -v uv 2>/dev/null || true)
 if [ -z "$UV" ]; then
   UV=$PWD/.tools/bin/uv
-  [ -x "$UV" ] || python3 -m pip install --quiet --disable-pip-version-check --target .tools 'uv>=0.9,<1'
+  [ -x "$UV" ] || python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --target .tools 'uv>=0.9,<1'
 fi
-
-# A rerun with the same pyproject.toml and extras has nothing to do.
-stamp="$* $(cksum < pyproject.toml)"
-[ -x .venv/bin/python ] && [ "$(cat .venv/jetspec-stamp 2>/dev/null)" = "$stamp" ] && exit 0
 
 extras=""
 for extra in "$@"; do extras="$extras --extra $extra"; done
 # shellcheck disable=SC2086
 "$UV" sync --quiet --python "$(find_python)" $extras
-echo "$stamp" > .venv/jetspec-stamp

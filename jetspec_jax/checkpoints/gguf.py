@@ -134,7 +134,7 @@ def _read_table(cursor: _Cursor, num_tensors: int, metadata: Mapping[str, Any]) 
     if not isinstance(alignment, int) or alignment <= 0:
         raise CheckpointError(f"{cursor.path}: general.alignment={alignment}")
     tensors, start = {}, -(-cursor.offset // alignment) * alignment
-    end = start
+    end = start if table else cursor.offset
     for entry in table:
         offset, end = start + entry.offset, -(-end // alignment) * alignment
         if offset != end or entry.name in tensors:

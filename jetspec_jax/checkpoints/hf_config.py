@@ -4,17 +4,27 @@ Nothing is defaulted silently where the value changes the text: RoPE base, epsil
 statements of the same thing must agree (bug case C27).
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from jetspec_jax.checkpoints.reader import CheckpointError
 from jetspec_jax.config import LayerType, RopeConfig, TargetConfig, TransformerShape, default_taps
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-ROPE_KEYS = frozenset(
-    "rope_type type rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings "
-    "beta_fast beta_slow attention_factor truncate partial_rotary_factor".split()
-)
+ROPE_KEYS = {
+    "rope_type",
+    "type",
+    "rope_theta",
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "beta_fast",
+    "beta_slow",
+}
+ROPE_KEYS |= {"original_max_position_embeddings", "attention_factor", "truncate", "partial_rotary_factor"}
 
 
 def _required(config: Mapping[str, Any], key: str) -> Any:
@@ -114,7 +124,8 @@ def _shape_from_hf(config: Mapping[str, Any]) -> TransformerShape:
     hidden, num_heads = int(_required(config, "hidden_size")), int(_required(config, "num_attention_heads"))
     bias = bool(config.get("attention_bias", False))
     if is_qwen3:
-        _required(config, "head_dim"), _required(config, "num_key_value_heads")
+        _required(config, "head_dim")
+        _required(config, "num_key_value_heads")
     elif not config.get("head_dim") and hidden % num_heads:
         raise ValueError(f"hidden_size={hidden} is not a multiple of num_attention_heads={num_heads}, and no head_dim")
     return TransformerShape(
@@ -166,3 +177,26 @@ def target_config_from_hf(config: Mapping[str, Any], *, taps: Sequence[int] | No
         eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, Sequence) else (int(eos),),
         bos_token_id=config.get("bos_token_id"),
     )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """One JSON object; a broken file is named."""
+    try:
+        content = json.loads(path.read_text())
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: a JSON {type(content).__name__}, expected an object")
+    return content
+
+
+def read_hf_config(folder: Path) -> dict[str, Any]:
+    """`config.json`, with the end-of-text ids of `generation_config.json` where there is one.
+
+    Chat models end their turns with ids that only the generation config lists (Llama 3: 3 ids against 1).
+    """
+    config = _read_json(folder / "config.json")
+    if (generation := folder / "generation_config.json").is_file():
+        eos = _read_json(generation).get("eos_token_id")
+        config |= {} if eos is None else {"eos_token_id": eos}
+    return config

@@ -80,7 +80,9 @@ def _parse_entry(path: Path, key: str, entry: Any, data_start: int) -> StoredTen
         raise CheckpointError(f"{path}: {key!r} has dtype {type_name!r}, not supported ({', '.join(DTYPES)})")
     expected = math.prod(shape) * DTYPES[type_name].itemsize
     if end - begin != expected:
-        raise CheckpointError(f"{path}: {key!r} {type_name}{list(shape)}: expected {expected} bytes, found {end - begin}")
+        raise CheckpointError(
+            f"{path}: {key!r} {type_name}{list(shape)}: expected {expected} bytes, found {end - begin}"
+        )
     return StoredTensor(path, type_name, shape, data_start + begin, expected)
 
 

@@ -57,24 +57,46 @@ def position_noise(keys: Key[Array, "B"], positions: Int[Array, "B T"], vocab_si
     return jax.vmap(jax.vmap(one, in_axes=(None, 0)))(keys, positions)
 
 
-def draw(logits: Float[Array, "B T V"], prefix: Prefix, params: RowParams, spec: SamplingSpec) -> Draw:
-    """Draws the token of each row from the target's fp32 logits."""
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Scores:
+    """What the draw is the arg-max of.
+
+    Attributes:
+        scores: filtered logits, divided by the temperature and with the position's noise where a row samples.
+        processed: the same without the noise: logits of the distribution drawn from (greedy rows: filtered logits).
+        finite: see `Draw`.
+    """
+
+    scores: Float[Array, "B T V"]
+    processed: Float[Array, "B T V"]
+    finite: Bool[Array, "B T"]
+
+
+def score(logits: Float[Array, "B T V"], prefix: Prefix, params: RowParams, spec: SamplingSpec) -> Scores:
+    """Filters the target's fp32 logits and adds the noise of each row's position."""
     finite = ~jnp.any(jnp.isnan(logits), axis=-1) & jnp.isfinite(jnp.max(logits, axis=-1))
     filtered = apply_filters(logits, prefix, params, spec)
     # A filter of the user's may produce NaN, or leave no token at all.
     finite &= ~jnp.any(jnp.isnan(filtered), axis=-1) & jnp.isfinite(jnp.max(filtered, axis=-1))
-    scores = filtered
-    if spec.samples:
-        is_greedy = (params.temperature == 0)[:, None, None]
-        scaled = filtered / jnp.where(is_greedy, 1.0, params.temperature[:, None, None])
-        if spec.truncates:
-            scaled = truncate(scaled, params)
-        filtered = jnp.where(is_greedy, filtered, scaled)
-        scores = jnp.where(is_greedy, filtered, scaled + position_noise(params.key, prefix.length, logits.shape[-1]))
-    tokens = jnp.argmax(scores, axis=-1).astype(jnp.int32)
+    if not spec.samples:
+        return Scores(filtered, filtered, finite)
+    is_greedy = (params.temperature == 0)[:, None, None]
+    scaled = filtered / jnp.where(is_greedy, 1.0, params.temperature[:, None, None])
+    if spec.truncates:
+        scaled = truncate(scaled, params)
+    noise = position_noise(params.key, prefix.length, logits.shape[-1])
+    return Scores(jnp.where(is_greedy, filtered, scaled + noise), jnp.where(is_greedy, filtered, scaled), finite)
+
+
+def draw(logits: Float[Array, "B T V"], prefix: Prefix, params: RowParams, spec: SamplingSpec) -> Draw:
+    """Draws the token of each row from the target's fp32 logits."""
+    scored = score(logits, prefix, params, spec)
+    tokens = jnp.argmax(scored.scores, axis=-1).astype(jnp.int32)
     if spec.num_logprobs is None:
-        return Draw(tokens, finite, None)
-    return Draw(tokens, finite, _logprobs(logits, filtered, tokens, params, spec.num_logprobs))
+        return Draw(tokens, scored.finite, None)
+    logprobs = _logprobs(logits, scored.processed, tokens, params, spec.num_logprobs)
+    return Draw(tokens, scored.finite, logprobs)
 
 
 def _logprobs(logits, filtered, tokens, params: RowParams, num: int) -> Logprobs:

@@ -106,5 +106,10 @@ class TextWalk:
 
     def _finish(self, reason: FinishReason) -> None:
         self.finish_reason = reason
-        if self.detokenizer is not None:
-            self._text.append(self.detokenizer.finish())
+        if self.detokenizer is None:
+            return
+        already_matched = self.detokenizer.stop_match
+        self._text.append(self.detokenizer.finish())
+        # The flush may complete a stop string that ends in a character cut by the token budget.
+        if reason == "length" and self.detokenizer.stop_match != already_matched:
+            self.finish_reason, self.stop_reason = "stop", self.detokenizer.stop_match

@@ -6,10 +6,10 @@ import jax.numpy as jnp
 
 from jetspec_jax.config import TargetConfig
 from jetspec_jax.drafters.autoregressive import AutoregressiveDrafter
-from jetspec_jax.drafters.callable import CallableDrafter
 from jetspec_jax.drafters.ngram import NgramDrafter
 from jetspec_jax.drafters.parallel import ParallelDrafter
 from jetspec_jax.drafters.protocol import Drafter, DraftView, StatelessDrafter
+from jetspec_jax.drafters.traceable import CallableDrafter
 
 __all__ = [
     "AutoregressiveDrafter",

@@ -67,9 +67,7 @@ class NoisyDrafter(StatelessDrafter):
         self.num_drafts = num_drafts
         self.leaves = (jnp.asarray(logits, jnp.float32),)
 
-    def propose(
-        self, leaves: Leaves, target: Target, state: Any, view: DraftView
-    ) -> tuple[Int[Array, "B G"], Any]:
+    def propose(self, leaves: Leaves, target: Target, state: Any, view: DraftView) -> tuple[Int[Array, "B G"], Any]:
         """Draws left to right."""
         (table,) = leaves
         token = jnp.take_along_axis(view.tokens, view.length[:, None] - 1, axis=1)[:, 0]

@@ -8,7 +8,7 @@ import functools
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, ClassVar
 
 import jinja2
 import jinja2.ext
@@ -43,23 +43,22 @@ def render_template(
         raise ValueError(f"the chat template refused the messages: {error}") from error
 
 
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}` marks text for training masks; here it is only a block with its own scope."""
+
+    tags: ClassVar[set[str]] = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body).set_lineno(line)
+
+
 @functools.lru_cache(maxsize=16)
 def _compile(source: str) -> tuple[Any, frozenset[str]]:
     """The compiled template and the names of the variables it reads."""
-
-    class GenerationTag(jinja2.ext.Extension):
-        """`{% generation %}` marks text for training masks; here it is only a block."""
-
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-            """Keep the body in a scope of its own."""
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return jinja2.nodes.Scope(body).set_lineno(line)
-
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception

@@ -36,15 +36,10 @@ def read_gguf_metadata(path: Path) -> dict[str, Any]:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         if data[:4] != b"GGUF":
             raise ValueError(f"{path} is not a GGUF file (it starts with {data[:4]!r})")
-        version, _, num_pairs = struct.unpack_from("<IQQ", data, 4)
-        if version not in (2, 3):
-            raise ValueError(f"{path} has GGUF version {version}; versions 2 and 3 (little-endian) are supported")
-        metadata, offset = {}, 24
-        for _ in range(num_pairs):
-            key, offset = _read_string(data, offset)
-            (value_type,) = struct.unpack_from("<I", data, offset)
-            metadata[key], offset = _read_value(data, offset + 4, value_type)
-    return metadata
+        try:
+            return _read_pairs(data)
+        except (struct.error, ValueError) as error:
+            raise ValueError(f"{path} cannot be read: {error}") from error
 
 
 def build_backend(metadata: Mapping[str, Any]) -> Any:
@@ -105,17 +100,36 @@ def _added_bos_token_id(metadata: Mapping[str, Any]) -> int | None:
     return bos_token_id
 
 
-def _read_string(data: mmap.mmap, offset: int) -> tuple[str, int]:
-    """Byte length, then UTF-8."""
-    (length,) = struct.unpack_from("<Q", data, offset)
-    start, end = offset + 8, offset + 8 + length
-    return data[start:end].decode("utf-8"), end
+def _read_pairs(data: mmap.mmap) -> dict[str, Any]:
+    """Version, number of tensors, number of pairs, then the pairs."""
+    version, _, num_pairs = struct.unpack_from("<IQQ", data, 4)
+    if version not in (2, 3):
+        raise ValueError(f"GGUF version {version}; versions 2 and 3 (little-endian) are supported")
+    metadata, offset = {}, 24
+    for _ in range(num_pairs):
+        (key,), offset = _read_strings(data, offset, 1)
+        (value_type,) = struct.unpack_from("<I", data, offset)
+        metadata[key], offset = _read_value(data, offset + 4, value_type)
+    return metadata
+
+
+def _read_strings(data: mmap.mmap, offset: int, count: int) -> tuple[list[str], int]:
+    """`count` times: byte length, then UTF-8. One loop, since a vocabulary has 100k of them."""
+    strings = []
+    for _ in range(count):
+        start = offset + 8
+        offset = start + int.from_bytes(data[offset:start], "little")
+        strings.append(data[start:offset].decode("utf-8"))
+    if offset > len(data):
+        raise ValueError(f"GGUF metadata is cut short: {len(data)} bytes, at least {offset} expected")
+    return strings, offset
 
 
 def _read_value(data: mmap.mmap, offset: int, value_type: int) -> tuple[Any, int]:
     """The value and the offset after it."""
     if value_type == STRING:
-        return _read_string(data, offset)
+        (text,), offset = _read_strings(data, offset, 1)
+        return text, offset
     if value_type in SCALARS:
         layout = struct.Struct("<" + SCALARS[value_type])
         return layout.unpack_from(data, offset)[0], offset + layout.size
@@ -123,6 +137,8 @@ def _read_value(data: mmap.mmap, offset: int, value_type: int) -> tuple[Any, int
         raise ValueError(f"GGUF metadata has the unknown value type {value_type} at byte {offset}")
     item_type, length = struct.unpack_from("<IQ", data, offset)
     offset += 12
+    if item_type == STRING:
+        return _read_strings(data, offset, length)
     if item_type in SCALARS:
         layout = struct.Struct(f"<{length}{SCALARS[item_type]}")
         return list(layout.unpack_from(data, offset)), offset + layout.size

@@ -40,7 +40,6 @@ class IncrementalDetokenizer:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._stop = tuple(sorted(stop, key=len, reverse=True))
-        self._stop_beginnings = frozenset(text[:end] for text in stop for end in range(1, len(text)))
         self._include_stop = include_stop
         self._pieces: list[str] = []
         self._held = ""  # certain text that could be the beginning of a stop string
@@ -80,7 +79,10 @@ class IncrementalDetokenizer:
         return self._give_out(certain, is_end=False)
 
     def finish(self) -> str:
-        """End the text and return what was held back; a cut character comes out as U+FFFD."""
+        """End the text and return what was held back; a cut character comes out as U+FFFD.
+
+        Only a stop string with U+FFFD in it can still be completed here.
+        """
         if self._is_finished:
             return ""
         self._is_finished = True
@@ -118,7 +120,8 @@ class IncrementalDetokenizer:
     def _beginning_len(self, text: str) -> int:
         """Length of the longest end of `text` that begins a stop string: "so" for "also" and the stop "song"."""
         longest = min(len(text), len(self._stop[0]) - 1) if self._stop else 0
-        return next((n for n in range(longest, 0, -1) if text[-n:] in self._stop_beginnings), 0)
+        ends = (text[-length:] for length in range(longest, 0, -1))
+        return next((len(end) for end in ends if any(stop.startswith(end) for stop in self._stop)), 0)
 
 
 def _num_uncertain(text: str) -> int:

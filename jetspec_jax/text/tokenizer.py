@@ -93,6 +93,8 @@ class HFTokenizer:
         if self._transformers is not None:
             if getattr(backend, "backend_tokenizer", None) is None:
                 raise ValueError(f"{type(backend).__name__} is not a fast tokenizer (it has no tokenizers backend)")
+            if bos_token_id is not None or special_tokens is not None or chat_template is not None:
+                raise ValueError(f"{type(backend).__name__} has its own BOS, special tokens and chat template")
             bos_token_id = backend.bos_token_id
             own = () if backend.eos_token_id is None else (backend.eos_token_id,)
             eos_token_ids = tuple(dict.fromkeys((*own, *eos_token_ids)))
@@ -152,14 +154,15 @@ class HFTokenizer:
         source = self._transformers.get_chat_template(tools=template_kwargs.get("tools"))
         check_template_kwargs(source, template_kwargs)
         try:
-            return self._transformers.apply_chat_template(
+            text = self._transformers.apply_chat_template(
                 [dict(message) for message in messages],
                 add_generation_prompt=add_generation_prompt,
-                return_dict=False,
+                tokenize=False,
                 **template_kwargs,
             )
         except jinja2.TemplateError as error:
             raise ValueError(f"the chat template refused the messages: {error}") from error
+        return self.encode(text, add_special_tokens=False)
 
     def _decode_with_fallback(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Decode where some tokens are single bytes (`<0xE6>`).

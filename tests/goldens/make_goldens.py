@@ -247,7 +247,9 @@ def write_case(name: str) -> None:
         **{f"outputs/{key}": value for key, value in outputs.items()},
     )
     size = path.stat().st_size / 1e3
-    print(f"{name:18} {size:6.0f} kB  margin {margin:.1e}  max|logit| {np.abs(outputs['logits']).max():.2f}  {variety=}")
+    print(
+        f"{name:18} {size:6.0f} kB  margin {margin:.1e}  max|logit| {np.abs(outputs['logits']).max():.2f}  {variety=}"
+    )
 
 
 def rope_cases() -> dict[str, LlamaConfig]:

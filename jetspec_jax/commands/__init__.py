@@ -1,0 +1,1 @@
+"""The commands of `jetspec`, one file each; `cli.py` parses, these run."""

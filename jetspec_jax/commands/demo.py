@@ -1,0 +1,45 @@
+"""`jetspec demo`: real text, and what plain decoding of the same text costs, measured in one run."""
+
+import argparse
+
+from rich.console import Console
+
+from jetspec_jax.commands.generate import stream_blocks
+from jetspec_jax.evaluation.compare import Run
+from jetspec_jax.evaluation.tables import stats_table
+from jetspec_jax.generate import load
+from jetspec_jax.sampling_params import SamplingParams
+
+# One question answered in the model's own words, and one edit of a given text, where the answer repeats the prompt.
+PROMPTS = (
+    "Why is the sky blue? Answer in two sentences.",
+    "Repeat the following text word for word:\n\nThe old lighthouse keeper climbed the winding stairs every evening. "
+    "He lit the lamp, wiped the glass, and watched the ships pass by. Every morning the old lighthouse keeper "
+    "climbed down the winding stairs again, and slept until noon.",
+)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Streams both prompts with the blocks in colour, decodes them plainly too, and prints the table."""
+    console = Console(highlight=False)
+    params = SamplingParams(max_new_tokens=args.max_new_tokens)
+    model = load(args.model, drafter="ngram", num_drafts=args.num_drafts)
+    plain = model.with_drafter("autoregressive")
+    console.print(
+        f"{args.model}: {model.num_parameters / 1e6:.0f}M parameters, {model.dtype} on {model.device.platform}"
+    )
+    is_same = True
+    for text in PROMPTS:
+        prompt = [{"role": "user", "content": text}]
+        console.rule()
+        console.print(text, style="dim")
+        stream_blocks(model, prompt, params, {}, console)
+        plain.generate(prompt, params)  # compiles; both are then timed warm, one after the other
+        outputs = [[warm.generate(prompt, params)] for warm in (model, plain)]
+        console.print(stats_table(model.drafter, *outputs))
+        is_same &= outputs[0][0].token_ids == outputs[1][0].token_ids
+        speculative, baseline = Run("ngram", args.num_drafts, outputs[0]), Run("autoregressive", 0, outputs[1])
+        ratio = speculative.tokens_per_s / baseline.tokens_per_s
+        console.print(f"speculation {'wins' if ratio > 1 else 'loses'} on this prompt: {ratio:.2f} x plain decoding")
+    console.print("both decoders wrote the same text" if is_same else "THE TEXTS DIFFER", style="bold")
+    return 0 if is_same else 1

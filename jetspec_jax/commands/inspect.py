@@ -1,0 +1,18 @@
+"""`jetspec inspect`."""
+
+import argparse
+import json
+
+from rich.console import Console
+
+from jetspec_jax.checkpoints.inspect import inspect_checkpoint, render_report
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints what a checkpoint holds; status 1 if loading it would be refused."""
+    report = inspect_checkpoint(args.source)
+    if args.json:
+        print(json.dumps(report.to_dict()))
+    else:
+        Console().print(render_report(report))
+    return 1 if report.problems else 0

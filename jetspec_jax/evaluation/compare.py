@@ -1,0 +1,193 @@
+"""Speculative against plain decoding on the user's own prompts, in one run."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jetspec_jax.evaluation.phases import PhaseTimes, measure_phases
+from jetspec_jax.evaluation.repetition import loop_onset
+from jetspec_jax.language_model import LanguageModel
+from jetspec_jax.outputs import GenerationOutput
+from jetspec_jax.sampling_params import SamplingParams
+
+
+@dataclass
+class Run:
+    """All prompts decoded one at a time with one drafter.
+
+    Attributes:
+        drafter: its name.
+        num_drafts: γ.
+        outputs: one per prompt.
+        phases: times of the phases of a round, None for plain decoding.
+    """
+
+    drafter: str
+    num_drafts: int
+    outputs: list[GenerationOutput]
+    phases: PhaseTimes | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Generated tokens."""
+        return sum(output.usage.completion_tokens for output in self.outputs)
+
+    @property
+    def rounds(self) -> int:
+        """Verification rounds."""
+        return sum(output.stats.rounds for output in self.outputs)
+
+    @property
+    def tau(self) -> float | None:
+        """All committed tokens over all rounds (not a mean of means)."""
+        committed = sum(sum(output.stats.committed) for output in self.outputs)
+        return committed / self.rounds if self.rounds else None
+
+    @property
+    def tau_without_loops(self) -> float | None:
+        """`tau` with looping texts cut at the loop's onset."""
+        tokens, rounds = 0.0, 0
+        for output in self.outputs:
+            onset = loop_onset(output.token_ids)
+            counted = len(output.token_ids) if onset is None else onset
+            position = 1
+            for count in output.stats.committed:
+                if position >= counted:
+                    break
+                tokens, rounds = tokens + min(count, counted - position), rounds + 1
+                position += count
+        return tokens / rounds if rounds else None
+
+    @property
+    def decode_ms(self) -> float:
+        """Decoding time without prefill and compilation."""
+        return sum(output.stats.decode_ms for output in self.outputs)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Decoded tokens per second, first tokens left out as they come from prefill."""
+        committed = sum(sum(output.stats.committed) for output in self.outputs)
+        return 1e3 * committed / self.decode_ms if self.decode_ms else 0.0
+
+    @property
+    def round_ms(self) -> float | None:
+        """Mean time of a round in the real loop."""
+        return self.decode_ms / self.rounds if self.rounds else None
+
+    @property
+    def num_loops(self) -> int:
+        """Texts that end in a repetition loop."""
+        return sum(loop_onset(output.token_ids) is not None for output in self.outputs)
+
+
+@dataclass
+class Comparison:
+    """Plain decoding and one or more speculative runs of the same prompts.
+
+    Attributes:
+        baseline: plain decoding.
+        runs: speculative runs.
+        same_text: for each run, whether every text equals the baseline's.
+    """
+
+    baseline: Run
+    runs: list[Run]
+    same_text: list[bool] = field(default_factory=list)
+
+    def speedup(self, run: Run) -> float:
+        """Tokens per second relative to plain decoding."""
+        return run.tokens_per_s / self.baseline.tokens_per_s if self.baseline.tokens_per_s else 0.0
+
+    @property
+    def best(self) -> Run:
+        """The fastest way to decode these prompts, plain decoding included."""
+        return max([self.baseline, *self.runs], key=lambda run: run.tokens_per_s)
+
+    @property
+    def verdict(self) -> str:
+        """One plain sentence."""
+        best = self.best
+        if best is self.baseline:
+            fastest = max(self.runs, key=lambda run: run.tokens_per_s)
+            return (
+                f"Speculation loses here: at best {self.speedup(fastest):.2f} x plain decoding "
+                f"({fastest.drafter}, {fastest.num_drafts} drafts). Recommended: plain decoding (num_drafts=0)."
+            )
+        return (
+            f"Speculation wins: {self.speedup(best):.2f} x plain decoding. "
+            f"Recommended: {best.drafter} with num_drafts={best.num_drafts} (blocks of {best.num_drafts + 1})."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers of all runs, for JSON."""
+        rows = []
+        for run, same in zip([self.baseline, *self.runs], [True, *self.same_text], strict=True):
+            phases = run.phases
+            rows.append(
+                {
+                    "drafter": run.drafter,
+                    "num_drafts": run.num_drafts,
+                    "tokens": run.num_tokens,
+                    "rounds": run.rounds,
+                    "tau": run.tau,
+                    "tau_without_loops": run.tau_without_loops,
+                    "loops": run.num_loops,
+                    "tokens_per_s": run.tokens_per_s,
+                    "speedup": self.speedup(run),
+                    "round_ms": run.round_ms,
+                    "draft_ms": phases and phases.draft_ms,
+                    "verify_ms": phases and phases.verify_ms,
+                    "ar_ms": phases and phases.ar_ms,
+                    "break_even_tau": phases and phases.break_even_tau,
+                    "same_text_as_plain": same,
+                }
+            )
+        return {"runs": rows, "verdict": self.verdict}
+
+
+def compare(
+    model: LanguageModel,
+    prompts: Sequence[Any],
+    params: SamplingParams,
+    *,
+    num_drafts: Iterable[int | None] = (None,),
+    drafter: Any = None,
+    repeats: int = 20,
+) -> Comparison:
+    """Decodes each prompt plainly and with each block size, in this process, after a warm-up.
+
+    Args:
+        model: the target is used; its drafter is used when `drafter` is None and `num_drafts` is (None,).
+        prompts: as for `LanguageModel.generate`, decoded one at a time.
+        params: a seed is needed to compare texts at temperature > 0.
+        num_drafts: block sizes to try; None is the drafter's default.
+        drafter: a name or a drafter; None keeps the model's.
+        repeats: calls behind each phase time.
+    """
+    baseline = _run(model.with_drafter("autoregressive"), prompts, params)
+    runs = []
+    for count in num_drafts:
+        candidate = (
+            model
+            if drafter is None and count is None
+            else model.with_drafter(model.drafter.name if drafter is None else drafter, num_drafts=count)
+        )
+        run = _run(candidate, prompts, params)
+        middle = sum(len(o.prompt_token_ids) + len(o.token_ids) // 2 for o in run.outputs) // len(run.outputs)
+        run.phases = measure_phases(candidate, context_len=max(middle, 1), params=params, repeats=repeats)
+        for output in run.outputs:
+            stats = output.stats
+            stats.draft_ms, stats.verify_ms = run.phases.draft_ms, run.phases.verify_ms
+            stats.exposed_draft_ms = run.phases.draft_ms  # a fused round hides nothing
+        runs.append(run)
+    texts = [output.token_ids for output in baseline.outputs]
+    same = [[output.token_ids for output in run.outputs] == texts for run in runs]
+    return Comparison(baseline, runs, same)
+
+
+def _run(model: LanguageModel, prompts: Sequence[Any], params: SamplingParams) -> Run:
+    # Once to compile every shape these prompts need, once to measure.
+    for prompt in prompts:
+        model.generate(prompt, params)
+    outputs = [model.generate(prompt, params) for prompt in prompts]
+    return Run(model.drafter.name, model.drafter.num_drafts, outputs)

