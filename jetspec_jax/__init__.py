@@ -6,9 +6,9 @@ __version__ = "0.1.0"
 
 # Public name -> module. Imported on first use, so that `import jetspec_jax` stays cheap.
 _PUBLIC = {
-    "load": "jetspec_jax.generate",
-    "generate": "jetspec_jax.generate",
-    "stream": "jetspec_jax.generate",
+    "load": "jetspec_jax.api",
+    "generate": "jetspec_jax.api",
+    "stream": "jetspec_jax.api",
     "LanguageModel": "jetspec_jax.language_model",
     "LowAcceptanceWarning": "jetspec_jax.language_model",
     "SamplingParams": "jetspec_jax.sampling_params",

@@ -39,13 +39,15 @@ def converted(gguf_path: Path, cache_dir: Path | None = None) -> Path:
         CheckpointError: damaged file or unsupported model; found before anything is dequantised.
     """
     cache = cache_dir or default_cache_dir()
-    cache.mkdir(parents=True, exist_ok=True)
     folder = cache / _cache_key(gguf_path)
+    if folder.is_dir() and gguf_source(folder) == gguf_path.absolute():
+        return folder
+    cache.mkdir(parents=True, exist_ok=True)
     with open(cache / f".{folder.name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one converter at a time; released even if it is killed
         if not folder.is_dir():
             _convert(gguf_path, folder)
-        elif gguf_source(folder) != gguf_path.absolute():
+        else:
             _write_pointer(folder, gguf_path)
     return folder
 

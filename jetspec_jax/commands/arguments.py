@@ -6,7 +6,7 @@ import sys
 from dataclasses import fields
 from typing import Any
 
-from jetspec_jax.generate import load
+from jetspec_jax.api import load
 from jetspec_jax.language_model import LanguageModel
 from jetspec_jax.sampling_params import SamplingParams
 

@@ -1,21 +1,28 @@
 """Tiny random checkpoints in Hugging Face layout, written without transformers and without our weight table."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-# D=32, F=48, N=4, K=2, H=8, V=40, two layers.
+from jetspec_jax.models import functional
+from jetspec_jax.models.target import Target
+
+# D=32, F=64, N=4, K=2, H=8, V=40, two layers.
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "hidden_act": "silu",
     "hidden_size": 32,
-    "intermediate_size": 48,
+    "intermediate_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -66,6 +73,116 @@ def write_folder(folder: Path, config: dict[str, Any], weights: dict[str, np.nda
     (folder / "config.json").write_text(json.dumps(config))
     save_file(weights, folder / "model.safetensors")
     return folder
+
+
+# The naming and row order of llama.cpp's converter, stated here a second time on purpose.
+GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def gguf_tensors(config: dict[str, Any], weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Tensors as the converter writes them: renamed, q and k rows of Llama interleaved."""
+    tensors = {}
+    for key, value in weights.items():
+        stem, leaf = key.rsplit(".", 1)
+        match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", stem)
+        name = f"blk.{match[1]}.{GGUF_NAMES[match[2]]}" if match else GGUF_NAMES[stem]
+        if config["model_type"] == "llama" and name.endswith(("attn_q", "attn_k")):
+            heads = config["num_attention_heads" if name.endswith("q") else "num_key_value_heads"]
+            halves = value.reshape(heads, 2, value.shape[0] // heads // 2, *value.shape[1:])
+            value = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(value.shape)
+        tensors[f"{name}.{leaf}"] = value
+    return tensors
+
+
+def gguf_metadata(config: dict[str, Any]) -> dict[str, Any]:
+    """Hyperparameters that every converted model has, without the architecture prefix."""
+    rope = config.get("rope_parameters") or {"rope_theta": config["rope_theta"]}
+    return {
+        "block_count": config["num_hidden_layers"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.key_length": config["head_dim"],
+        "attention.value_length": config["head_dim"],
+        "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+        "context_length": config["max_position_embeddings"],
+        "rope.freq_base": float(rope["rope_theta"]),
+        "rope.dimension_count": config["head_dim"],
+    }
+
+
+def write_gguf(
+    path: Path,
+    architecture: str,
+    metadata: dict[str, Any],
+    tensors: dict[str, np.ndarray],
+    quantised: str | None = None,
+) -> Path:
+    """A GGUF file by the gguf package; None in `metadata` drops a key, keys with a colon get no prefix (`:a.b`)."""
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in metadata.items():
+        name = key[1:] if key.startswith(":") else f"{architecture}.{key}"
+        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        if value is not None:
+            add.get(type(value), writer.add_array)(name, value)
+    for name, value in tensors.items():
+        if quantised and value.ndim == 2:
+            kind = gguf.GGMLQuantizationType[quantised]
+            writer.add_tensor(name, gguf.quants.quantize(value, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, np.ascontiguousarray(value))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture
+def make_gguf(tmp_path) -> Callable[..., Path]:
+    """`make_gguf(config, weights, metadata, tensors, quantised)`: the last three are changes to what follows."""
+
+    def make(config=None, weights=None, metadata=None, tensors=None, quantised=None) -> Path:
+        config = config or hf_config()
+        named = gguf_tensors(config, hf_weights(config) if weights is None else weights) | (tensors or {})
+        named = {name: value for name, value in named.items() if value is not None}
+        values = gguf_metadata(config) | (metadata or {})
+        return write_gguf(tmp_path / "tiny.gguf", config["model_type"], values, named, quantised)
+
+    return make
+
+
+def compiled_logits(target: Target, tokens: np.ndarray) -> np.ndarray:
+    """Logits [B, T, V] of whole sequences; weights are arguments of the program, not constants in it."""
+    module_def, leaves = functional.split(target)
+
+    @jax.jit
+    def run(leaves, tokens):
+        model = module_def.merge(leaves)
+        return model.logits(model(tokens, model.init_cache(*tokens.shape))[0])
+
+    return np.asarray(run(leaves, jnp.asarray(tokens, jnp.int32)))
+
+
+@pytest.fixture
+def logits_of() -> Callable[[Target, np.ndarray], np.ndarray]:
+    return compiled_logits
 
 
 @pytest.fixture

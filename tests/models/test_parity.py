@@ -5,6 +5,7 @@ checks what the decoding loop relies on: calls in blocks, garbage beyond the len
 """
 
 import json
+import tempfile
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,8 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from safetensors.numpy import save_file
 
 from jetspec_jax.checkpoints.hf_config import target_config_from_hf
+from jetspec_jax.checkpoints.loading import load_target
+from jetspec_jax.checkpoints.resolve import resolve
 from jetspec_jax.config import RopeConfig, TargetConfig, TransformerShape
 from jetspec_jax.models import functional
 from jetspec_jax.models.cache import KVCache
@@ -36,36 +40,13 @@ BLOCK_ATOL = 2e-5
 POISON = 1e4
 
 
-def load_weights(model: Target, weights: dict[str, np.ndarray]) -> None:
-    """Fills every parameter of a dense target from Hugging Face names, and uses every weight once."""
-    left = dict(weights)
-
-    def fill(param: nnx.Param, *names: str) -> None:
-        value = np.concatenate([left.pop(name) for name in names])
-        assert value.shape == param.shape, (names, value.shape, param.shape)
-        param.set_value(jnp.asarray(value))
-
-    def fill_linear(linear, *names: str) -> None:
-        fill(linear.weight, *(f"{name}.weight" for name in names))
-        if linear.bias is not None:
-            fill(linear.bias, *(f"{name}.bias" for name in names))
-
-    fill(model.embed.weight, "model.embed_tokens.weight")
-    for index, layer in enumerate(model.layers):
-        at = f"model.layers.{index}"
-        fill(layer.attention_norm.scale, f"{at}.input_layernorm.weight")
-        fill(layer.mlp_norm.scale, f"{at}.post_attention_layernorm.weight")
-        fill_linear(layer.attention.qkv, *(f"{at}.self_attn.{x}_proj" for x in "qkv"))
-        fill_linear(layer.attention.out, f"{at}.self_attn.o_proj")
-        fill_linear(layer.mlp.gate_up, f"{at}.mlp.gate_proj", f"{at}.mlp.up_proj")
-        fill_linear(layer.mlp.down, f"{at}.mlp.down_proj")
-        if layer.attention.q_norm is not None:
-            fill(layer.attention.q_norm.scale, f"{at}.self_attn.q_norm.weight")
-            fill(layer.attention.k_norm.scale, f"{at}.self_attn.k_norm.weight")
-    fill(model.norm.scale, "model.norm.weight")
-    if model.lm_head is not None:
-        fill(model.lm_head.weight, "lm_head.weight")
-    assert not left, f"weights without a place: {sorted(left)}"
+def load_from_folder(hf_config: str, weights: dict[str, np.ndarray], taps) -> Target:
+    """The golden model through the real loader: a checkpoint folder as transformers would have saved it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "config.json").write_text(hf_config)
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        return load_target(resolve(folder), dtype=jnp.float32, taps=taps)
 
 
 @cache
@@ -73,10 +54,9 @@ def load_case(name: str) -> SimpleNamespace:
     """One golden file with our model filled from it; `run` is compiled once per shape and shared by the tests."""
     with np.load(FOLDER / f"{name}.npz") as file:
         arrays = dict(file)
-    hf_config = json.loads(str(arrays["config"]))
-    config = target_config_from_hf(hf_config, taps=range(hf_config["num_hidden_layers"]))
-    model = Target(config, dtype=jnp.float32, rngs=nnx.Rngs(0))
-    load_weights(model, {k.removeprefix("weights/"): v for k, v in arrays.items() if k.startswith("weights/")})
+    hf_config = str(arrays["config"])
+    weights = {k.removeprefix("weights/"): v for k, v in arrays.items() if k.startswith("weights/")}
+    model = load_from_folder(hf_config, weights, range(json.loads(hf_config)["num_hidden_layers"]))
     module_def, leaves = functional.split(model)
 
     @jax.jit
@@ -88,7 +68,7 @@ def load_case(name: str) -> SimpleNamespace:
 
     return SimpleNamespace(
         model=model,
-        config=config,
+        config=model.config,
         arrays=arrays,
         tokens=jnp.asarray(arrays["tokens"]),
         outputs={k.removeprefix("outputs/"): jnp.asarray(v) for k, v in arrays.items() if k.startswith("outputs/")},

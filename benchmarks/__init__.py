@@ -1,0 +1,1 @@
+"""Measurements, each with its command, device and versions; results are in `results/`."""
