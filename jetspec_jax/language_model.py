@@ -161,6 +161,8 @@ class LanguageModel:
         else:
             requests = [sampling_params(params, **options)] * len(batch)
         for request in requests:
+            if not isinstance(request, SamplingParams):
+                raise ValueError(f"params must be SamplingParams, got {request!r}")
             request.check_vocab(self.config.vocab_size)
             if request.stop and self.tokenizer is None:
                 raise ValueError(f"stop={request.stop} needs a tokenizer")
@@ -168,7 +170,7 @@ class LanguageModel:
 
     def _encode(self, index: int, prompt: Prompt, template_kwargs: Mapping[str, Any]) -> list[int]:
         ids = encode_prompt(
-            self.tokenizer,
+            _NoTokenizer() if self.tokenizer is None else self.tokenizer,
             prompt,
             chat_template_kwargs=template_kwargs,
             vocab_size=self.config.vocab_size,
@@ -227,6 +229,28 @@ class LanguageModel:
                 LowAcceptanceWarning,
                 stacklevel=2,
             )
+
+
+class _NoTokenizer:
+    """Stands in where a model has no tokenizer: only token ids can be prompts."""
+
+    vocab_size: int = 0
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        if text:
+            raise ValueError("text prompts need a tokenizer, and this model has none: give token ids")
+        return []
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        raise NotImplementedError("no tokenizer")
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> list[int]:
+        raise ValueError("chat prompts need a tokenizer, and this model has none: give token ids")
+
+    def is_special(self, token_id: int) -> bool:
+        raise NotImplementedError("no tokenizer")
 
 
 def _logprobs(delivery: Delivery) -> list[TokenLogprob]:

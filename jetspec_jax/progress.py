@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable
-from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeElapsedColumn
@@ -21,7 +20,7 @@ class Progress:
         self._console = Console(stderr=True)
         self._bars: Bars | None = None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Progress":
         return self
 
     def __exit__(self, *error) -> None:

@@ -32,8 +32,8 @@ def default_cache_dir() -> Path:
 def converted(gguf_path: Path, cache_dir: Path | None = None) -> Path:
     """Folder with the dequantised model; made on the first call, found on later ones.
 
-    The key is file name, size, modification time, header bytes and format version. `gguf_source(folder)` leads back to
-    the file, whose metadata hold the tokenizer.
+    The key is file name, size, modification time, first megabyte and format version. `gguf_source(folder)` leads back
+    to the file, whose metadata hold the tokenizer.
 
     Raises:
         CheckpointError: damaged file or unsupported model; found before anything is dequantised.

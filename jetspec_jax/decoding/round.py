@@ -100,6 +100,9 @@ def prefill_chunk(
         length=state.prompt_len + 1,
         cache=cache.with_length(state.prompt_len),
     )
-    rows = ContextRows(tokens, taps, starts, jnp.clip(state.prompt_len - start, 0, chunk_len))
+    # Chunks beyond a short prompt teach its row nothing, and must not move its context past the prompt (C14).
+    rows = ContextRows(
+        tokens, taps, jnp.minimum(starts, state.prompt_len), jnp.clip(state.prompt_len - start, 0, chunk_len)
+    )
     one = jnp.ones((batch,), jnp.int32)
     return new_state, last_x, RoundOutput.of_draw(drawn, one, one * 0), rows

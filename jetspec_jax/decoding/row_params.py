@@ -11,6 +11,10 @@ from jaxtyping import Array, Float, Int, Key
 
 from jetspec_jax.sampling_params import SamplingParams
 
+_FP32 = np.finfo(np.float32)
+# Hotter is as uniform, but its reciprocal (XLA divides by multiplying) would be 0 and turn -inf logits into NaN.
+_HOTTEST = 1e30
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingSpec:
@@ -97,15 +101,16 @@ def row_params(
     # A width that is a power of two, so that a longer list of ids rarely means a new program.
     ends = _padded([end_ids(r, eos_token_ids) for r in requests], vocab_size, np.int32)
     bias_ids = _padded([tuple(r.logit_bias) for r in requests], vocab_size, np.int32)
-    bias_values = _padded([tuple(r.logit_bias.values()) for r in requests], 0.0, np.float32)
+    bias_values = _padded([tuple(_fp32(bias) for bias in r.logit_bias.values()) for r in requests], 0.0, np.float32)
 
     def column(read, dtype) -> np.ndarray:
-        return np.array([read(request) for request in requests], dtype)
+        values = [read(request) for request in requests]
+        return np.array(values if dtype is np.int32 else [_fp32(value) for value in values], dtype)
 
     columns = {
-        "temperature": column(lambda r: 0.0 if r.is_greedy else r.temperature, np.float32),
+        "temperature": column(lambda r: 0.0 if r.is_greedy else min(r.temperature, _HOTTEST), np.float32),
         "top_k": column(lambda r: r.top_k or 0, np.int32),
-        "top_p": column(lambda r: r.top_p, np.float32),
+        "top_p": column(lambda r: max(r.top_p, float(_FP32.tiny)), np.float32),  # 0 would keep no token at all
         "min_p": column(lambda r: r.min_p, np.float32),
         "repetition_penalty": column(lambda r: r.repetition_penalty, np.float32),
         "presence_penalty": column(lambda r: r.presence_penalty, np.float32),
@@ -120,6 +125,11 @@ def row_params(
     halves = np.array([(seed & 0xFFFFFFFF, seed >> 32) for seed in seeds], np.uint32)
     keys = jax.vmap(lambda pair: jax.random.fold_in(jax.random.key(pair[0]), pair[1]))(jnp.asarray(halves))
     return RowParams(key=jax.device_put(keys, device), **jax.device_put(columns, device))
+
+
+def _fp32(value: float) -> float:
+    """A number within the range of fp32, where 1e39 would become infinite; -inf (a banned token) stays."""
+    return value if value == -np.inf else float(np.clip(value, -_FP32.max, _FP32.max))
 
 
 def _padded(rows: Sequence[Sequence], fill, dtype) -> np.ndarray:

