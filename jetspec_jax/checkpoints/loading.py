@@ -74,8 +74,7 @@ def load_module[ModuleT: nnx.Module](
         rows: weight table that covers the module exactly.
         reader: open checkpoint.
         duplicates: tensors that may be in the file besides, and what each must equal.
-        device: as in `load_target`.
-        progress: as in `load_target`.
+        device, progress: as in `load_target`.
 
     Raises:
         CheckpointError: the checkpoint does not fit; lists all problems, nothing has been loaded.
@@ -84,8 +83,7 @@ def load_module[ModuleT: nnx.Module](
     graphdef, state = nnx.split(abstract)
     variables = {".".join(map(str, path)): (path, variable) for path, variable in nnx.to_flat_state(state)}
     _check_table(rows, {name: variable.shape for name, (_, variable) in variables.items()})
-    problems = find_problems(rows, reader, duplicates) or find_unequal(reader, duplicates)
-    if problems:
+    if problems := find_problems(rows, reader, duplicates) or find_unequal(reader, duplicates):
         raise CheckpointError("\n  ".join([f"{reader.path}: the weights do not fit the model:", *problems]))
     num_bytes = [sum(reader.num_bytes(source.key) for source in row.sources) for row in rows]
     done, filled = 0, {}
