@@ -12,7 +12,7 @@ from jetspec_jax.decoding.programs import Programs
 from jetspec_jax.decoding.stats import DecodeStats
 from jetspec_jax.decoding.walk import TextWalk
 from jetspec_jax.drafters import Drafter, as_drafter
-from jetspec_jax.models.functional import split
+from jetspec_jax.models.functional import place, split
 from jetspec_jax.models.target import Target
 from jetspec_jax.outputs import GenerationOutput, StreamChunk, TokenLogprob, Usage
 from jetspec_jax.progress import Progress
@@ -69,7 +69,7 @@ class LanguageModel:
         self.dtype = target.dtype
         self.progress = progress
         self._definition, leaves = split(target)
-        self._leaves = jax.device_put(leaves, self.device)
+        self._leaves = place(leaves, self.device)
         self._use(as_drafter(drafter, target=self.config, dtype=target.dtype, num_drafts=num_drafts))
 
     def with_drafter(self, drafter: Any, *, num_drafts: int | None = None) -> "LanguageModel":

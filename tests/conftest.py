@@ -1,6 +1,7 @@
 """Always-on guards: two CPU devices, strict rank promotion, no dtype surprises, checked annotations (pyproject)."""
 
 import os
+from dataclasses import fields
 
 # Before the first import of jax.
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
@@ -9,6 +10,38 @@ import jax
 import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+_plain_register_dataclass = jax.tree_util.register_dataclass
+
+
+def _register_dataclass(cls: type, *args, **kwargs) -> type:
+    """`jax.tree_util.register_dataclass` for checked annotations: what JAX itself rebuilds skips `__init__`.
+
+    JAX also unflattens around things that are no arrays (numpy results, descriptions of arguments), which a checked
+    `__init__` must refuse. Construction by name and `replace` stay checked.
+    """
+    if args or kwargs:  # flax's own
+        return _plain_register_dataclass(cls, *args, **kwargs)
+    static = [field.name for field in fields(cls) if field.metadata.get("static")]
+    data = [field.name for field in fields(cls) if field.name not in static]
+
+    def flatten_with_keys(tree):
+        children = [(jax.tree_util.GetAttrKey(name), getattr(tree, name)) for name in data]
+        return children, tuple(getattr(tree, name) for name in static)
+
+    def unflatten(aux, children):
+        tree = object.__new__(cls)
+        for name, value in [*zip(data, children, strict=True), *zip(static, aux, strict=True)]:
+            object.__setattr__(tree, name, value)
+        return tree
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten)
+    return cls
+
+
+# Before the first import of jetspec_jax.
+jax.tree_util.register_dataclass = _register_dataclass
 
 
 @pytest.fixture(scope="session")

@@ -4,10 +4,10 @@ import argparse
 
 from rich.console import Console
 
+from jetspec_jax.api import load
 from jetspec_jax.commands.generate import stream_blocks
 from jetspec_jax.evaluation.compare import Run
 from jetspec_jax.evaluation.tables import stats_table
-from jetspec_jax.api import load
 from jetspec_jax.sampling_params import SamplingParams
 
 # One question answered in the model's own words, and one edit of a given text, where the answer repeats the prompt.

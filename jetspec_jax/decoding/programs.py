@@ -46,7 +46,7 @@ class Programs:
         self.definition = definition
         self.target_leaves = leaves
         self.drafter = drafter
-        self.draft_leaves = jax.device_put(drafter.leaves, device)
+        self.draft_leaves = drafter.place(device)
         self.device = device
         self.num_compiled = 0
         self.compile_ms = 0.0

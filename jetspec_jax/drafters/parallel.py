@@ -17,7 +17,7 @@ from jetspec_jax.decoding.state import ContextRows
 from jetspec_jax.drafters.protocol import DraftView
 from jetspec_jax.models.cache import KVCache
 from jetspec_jax.models.draft import Draft
-from jetspec_jax.models.functional import Leaves, split
+from jetspec_jax.models.functional import Leaves, place, split
 from jetspec_jax.models.target import Target
 from jetspec_jax.ops.project import project
 
@@ -48,7 +48,7 @@ class ParallelDrafter:
             raise ValueError(f"num_drafts={num_drafts} with a draft of {self.config.block_rows} rows")
         self.couple_noise = couple_noise
         self.max_len = max_len
-        self._definition, self.leaves = split(draft)
+        self._definition, self._leaves = split(draft)
         self._dtype = draft.dtype
 
     @classmethod
@@ -56,6 +56,10 @@ class ParallelDrafter:
         """An untrained draft for a target: right text, about one token a round."""
         draft = Draft(draft_config_for(target), dtype=dtype, rngs=nnx.Rngs(seed))
         return cls(draft, **options)
+
+    def place(self, device: jax.Device) -> Leaves:
+        """The draft's weights on a device."""
+        return place(self._leaves, device)
 
     def init_state(self, batch: int, capacity: int) -> KVCache:
         """An empty context."""

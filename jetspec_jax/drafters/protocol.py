@@ -42,13 +42,15 @@ class Drafter(Protocol):
         name: for people and records.
         num_drafts: γ, static; 0 is plain decoding.
         max_len: longest context in tokens the drafter was made for, None for any. Beyond it nothing is proposed.
-        leaves: arrays the methods need (weights, scripts), passed as arguments so that they are not baked in.
     """
 
     name: str
     num_drafts: int
     max_len: int | None
-    leaves: Leaves
+
+    def place(self, device: jax.Device) -> Leaves:
+        """Arrays the methods need (weights, scripts) on a device; they are passed back as `leaves`, not baked in."""
+        ...
 
     def init_state(self, batch: int, capacity: int) -> Any:
         """State for a batch whose buffers have `capacity` slots."""
@@ -64,10 +66,18 @@ class Drafter(Protocol):
 
 
 class StatelessDrafter:
-    """Base of drafters that look at the committed tokens only."""
+    """Base of drafters that look at the committed tokens only.
+
+    Attributes:
+        leaves: constant arrays; none by default.
+    """
 
     max_len: int | None = None
     leaves: Leaves = ()
+
+    def place(self, device: jax.Device) -> Leaves:
+        """The constant arrays on the device."""
+        return jax.device_put(self.leaves, device)
 
     def init_state(self, batch: int, capacity: int) -> Any:
         """No state."""

@@ -18,13 +18,13 @@ class KVCache:
     `dynamic_update_slice` moves a write that does not fit and would destroy older rows (bug case C16).
 
     Attributes:
-        keys: one [B, S, K, H] array per layer, rotated.
-        values: one [B, S, K, H] array per layer.
+        keys: one [B, K, S, H] array per layer, rotated; a head's rows are contiguous, which CPU attention needs.
+        values: one [B, K, S, H] array per layer.
         length: [B], valid positions of each row.
     """
 
-    keys: tuple[Float[Array, "B S K H"], ...]
-    values: tuple[Float[Array, "B S K H"], ...]
+    keys: tuple[Float[Array, "B K S H"], ...]
+    values: tuple[Float[Array, "B K S H"], ...]
     length: Int[Array, "B"]
 
     @classmethod
@@ -34,14 +34,14 @@ class KVCache:
         """An empty cache."""
 
         def side():
-            return tuple(jnp.zeros((batch, capacity, num_kv_heads, head_dim), dtype) for _ in range(num_layers))
+            return tuple(jnp.zeros((batch, num_kv_heads, capacity, head_dim), dtype) for _ in range(num_layers))
 
         return cls(keys=side(), values=side(), length=jnp.zeros((batch,), jnp.int32))
 
     @property
     def capacity(self) -> int:
         """S, slots per row."""
-        return self.keys[0].shape[1]
+        return self.keys[0].shape[2]
 
     def write(self, layer: int, keys: Float[Array, "B T K H"], values: Float[Array, "B T K H"]) -> "KVCache":
         """Stores T rows of one layer at positions `length .. length + T - 1`, without committing them."""
@@ -63,11 +63,11 @@ class KVCache:
 
 
 def write_rows(
-    buffer: Float[Array, "B S K H"], rows: Float[Array, "B T K H"], start: Int[Array, "B"]
-) -> Float[Array, "B S K H"]:
+    buffer: Float[Array, "B K S H"], rows: Float[Array, "B T K H"], start: Int[Array, "B"]
+) -> Float[Array, "B K S H"]:
     """Writes row b of `rows` into slots `start[b] .. start[b] + T - 1` of row b of the buffer, in place if donated."""
-    rows = rows.astype(buffer.dtype)
+    rows = jnp.swapaxes(rows.astype(buffer.dtype), 1, 2)  # [B, K, T, H]
     # One slice per request: a vmapped update becomes a scatter, which XLA runs serially on CPU.
     for b in range(buffer.shape[0]):
-        buffer = jax.lax.dynamic_update_slice(buffer, rows[b : b + 1], (b, start[b], 0, 0))
+        buffer = jax.lax.dynamic_update_slice(buffer, rows[b : b + 1], (b, 0, start[b], 0))
     return buffer

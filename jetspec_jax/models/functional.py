@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
+
+from jetspec_jax.ops.project import to_panels
 
 Leaves = tuple[jax.Array, ...]
 
@@ -30,3 +33,17 @@ def split(module: nnx.Module) -> tuple[ModuleDef, Leaves]:
     graphdef, state = nnx.split(module)
     leaves, treedef = jax.tree.flatten(state)
     return ModuleDef(graphdef, treedef), tuple(leaves)
+
+
+def place(leaves: Leaves, device: jax.Device) -> Leaves:
+    """Puts a module's arrays on a device, in the layout its compiler reads best.
+
+    On CPU every matrix becomes panels (`ops/project.py`); elsewhere arrays stay as they are. An array that occurs twice
+    stays shared.
+    """
+    placed: dict[int, jax.Array] = {}
+    for leaf in leaves:
+        if id(leaf) not in placed:
+            host = np.ascontiguousarray(to_panels(np.asarray(leaf))) if device.platform == "cpu" else leaf
+            placed[id(leaf)] = jax.device_put(host, device)
+    return tuple(placed[id(leaf)] for leaf in leaves)

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jetspec_jax.config import RopeConfig, TransformerShape
 from jetspec_jax.ops.norm_rope import apply_rope, rms_norm
-from jetspec_jax.ops.project import project
+from jetspec_jax.ops.project import project, project_from
 
 
 class RMSNorm(nnx.Module):
@@ -74,7 +74,7 @@ class Attention(nnx.Module):
         """Keys and values alone, for context rows that never ask (KV injection)."""
         batch, rows, _ = x.shape
         q_size = self.shape.num_heads * self.shape.head_dim
-        kv = project(x, self.qkv.weight[q_size:])
+        kv = project_from(x, self.qkv.weight[...], q_size)
         if self.qkv.bias is not None:
             kv = kv + self.qkv.bias[None, None, q_size:]
         k, v = jnp.split(kv.reshape(batch, rows, -1, self.shape.head_dim), 2, axis=2)
@@ -116,8 +116,3 @@ class DecoderLayer(nnx.Module):
         """Adds the attention output and the MLP to the residual stream."""
         x = x + self.attention.output(heads)
         return x + self.mlp(self.mlp_norm(x))
-
-
-def embed_tokens(table: Float[Array, "V D"], tokens: Int[Array, "*rows"]) -> Float[Array, "*rows D"]:
-    """Rows of the embedding table; ids outside the vocabulary take the nearest valid row (never used for text)."""
-    return jnp.take(table, tokens, axis=0, mode="clip")

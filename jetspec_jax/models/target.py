@@ -8,10 +8,10 @@ from jaxtyping import Array, Float, Int
 
 from jetspec_jax.config import TargetConfig
 from jetspec_jax.models.cache import KVCache
-from jetspec_jax.models.layers import DecoderLayer, Linear, RMSNorm, embed_tokens
+from jetspec_jax.models.layers import DecoderLayer, Linear, RMSNorm
 from jetspec_jax.ops.attention import attend, causal_mask
 from jetspec_jax.ops.norm_rope import rope_angles
-from jetspec_jax.ops.project import project
+from jetspec_jax.ops.project import project, take_rows
 
 
 class Embedding(nnx.Module):
@@ -23,7 +23,7 @@ class Embedding(nnx.Module):
 
     def __call__(self, tokens: Int[Array, "*rows"]) -> Float[Array, "*rows D"]:
         """Looks tokens up."""
-        return embed_tokens(self.weight[...], tokens)
+        return take_rows(self.weight[...], tokens)
 
 
 class Target(nnx.Module):
@@ -90,8 +90,8 @@ class Target(nnx.Module):
         return x, jnp.stack(taps, axis=2), cache
 
     @property
-    def head_weight(self) -> Float[Array, "V D"]:
-        """The LM head: the embedding itself when tied."""
+    def head_weight(self) -> Float[Array, "V D"] | Float[Array, "panels D P"]:
+        """The LM head, the embedding itself when tied; see `ops/project.py` for the two layouts."""
         return self.embed.weight[...] if self.lm_head is None else self.lm_head.weight[...]
 
     def logits(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:

@@ -1,12 +1,63 @@
-"""Matrix products of activations with weights stored as [out, in]."""
+"""Matrix products of activations with weights stored as [out, in], or in panels of outputs.
 
+Panels [O / P, I, P] hold P consecutive outputs side by side. XLA's CPU backend packs a 2-D weight anew at every call;
+panels are what it wants to read, so one row comes at memory speed and a block of rows costs little more
+(`docs/lab-notes.md`, 2026-11-30). On GPU weights stay 2-D.
+"""
+
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
+
+# Outputs per panel. Measured best of 8 to 192 for one and for 17 rows.
+PANEL = 64
+
+# fp32 operands are multiplied in fp32: GPUs would otherwise use TF32, and a block and a single row would then differ
+# enough to change the text. Without effect on bf16 operands.
+HIGHEST = jax.lax.Precision.HIGHEST
 
 
 def project(
-    x: Float[Array, "*rows I"], weight: Float[Array, "O I"], out_dtype: DTypeLike | None = None
+    x: Float[Array, "*rows I"],
+    weight: Float[Array, "O I"] | Float[Array, "panels I P"],
+    out_dtype: DTypeLike | None = None,
 ) -> Float[Array, "*rows O"]:
-    """`x W^T`, contracted over the last, contiguous axis of both; the result has the dtype of x unless given."""
-    return jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=out_dtype or x.dtype)
+    """`x W^T`, contracted over the input axis of both; the result has the dtype of x unless given."""
+    out_dtype = out_dtype or x.dtype
+    if weight.ndim == 2:
+        return jnp.einsum("...i,oi->...o", x, weight, precision=HIGHEST, preferred_element_type=out_dtype)
+    rows = x.reshape(-1, x.shape[-1])
+    # Written as a sum of products, which the compiler turns into one loop nest over the panels; a dot would be packed.
+    products = weight[:, None] * rows[None, :, :, None]  # [panels, rows, I, P], never in memory
+    y = jnp.sum(products, axis=2, dtype=out_dtype)  # [panels, rows, P]
+    return jnp.swapaxes(y, 0, 1).reshape(*x.shape[:-1], -1)
+
+
+def take_rows(
+    table: Float[Array, "O I"] | Float[Array, "panels I P"], ids: Int[Array, "*rows"]
+) -> Float[Array, "*rows I"]:
+    """Rows of a weight, that is embeddings; ids outside the table take the nearest row (never used for text)."""
+    if table.ndim == 2:
+        return jnp.take(table, ids, axis=0, mode="clip")
+    panels, _, width = table.shape
+    ids = jnp.clip(ids, 0, panels * width - 1)
+    return table[ids // width, :, ids % width]
+
+
+def project_from(
+    x: Float[Array, "*rows I"], weight: Float[Array, "O I"] | Float[Array, "panels I P"], start: int
+) -> Float[Array, "*rows O2"]:
+    """Outputs `start ..` of a projection, without computing the ones before where the layout allows it."""
+    if weight.ndim == 2:
+        return project(x, weight[start:])
+    panel, rest = divmod(start, weight.shape[2])
+    return project(x, weight[panel:])[..., rest:]
+
+
+def to_panels(weight: np.ndarray | Array, width: int = PANEL) -> np.ndarray | Array:
+    """[O, I] as [O / width, I, width]; a weight that does not divide into panels stays as it is."""
+    if weight.ndim != 2 or weight.shape[0] % width:
+        return weight
+    return weight.reshape(-1, width, weight.shape[1]).swapaxes(1, 2)

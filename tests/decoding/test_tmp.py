@@ -7,4 +7,4 @@ def test_a():
     print(m.generate([0],max_new_tokens=10,temperature=1.0,seed=1))
 def test_b():
     m=LanguageModel(TableTarget(P),drafter=random_drafter(3,4),num_drafts=4)
-    print(m.generate([0],max_new_tokens=10,temperature=1,seed=1))
+    print(m.generate([0],max_new_tokens=10,temperature=1.0,seed=1))

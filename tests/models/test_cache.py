@@ -24,8 +24,8 @@ def rows_of(values) -> jax.Array:
 
 
 def flat(buffer) -> np.ndarray:
-    """[B, S, 1, 1] as [B, S]."""
-    return np.asarray(buffer)[:, :, 0, 0]
+    """[B, 1, S, 1] as [B, S]."""
+    return np.asarray(buffer)[:, 0, :, 0]
 
 
 def lengths_of(*lengths: int) -> jax.Array:
@@ -35,7 +35,7 @@ def lengths_of(*lengths: int) -> jax.Array:
 def test_zeros_has_the_stated_shape():
     cache = KVCache.zeros(num_layers=3, batch=2, capacity=7, num_kv_heads=4, head_dim=6, dtype=jnp.bfloat16)
     assert len(cache.keys) == len(cache.values) == 3
-    assert {x.shape for x in (*cache.keys, *cache.values)} == {(2, 7, 4, 6)}
+    assert {x.shape for x in (*cache.keys, *cache.values)} == {(2, 4, 7, 6)}
     assert {x.dtype for x in (*cache.keys, *cache.values)} == {jnp.dtype("bfloat16")}
     assert cache.capacity == 7
     np.testing.assert_array_equal(cache.length, [0, 0])
@@ -48,8 +48,8 @@ def test_write_goes_to_each_rows_length_and_does_not_commit():
     np.testing.assert_array_equal(flat(written.values[1]), [[0, -1, -2, 0, 0, 0], [0, 0, 0, -3, -4, 0]])
     np.testing.assert_array_equal(written.length, [1, 3])
     # The other layer and the cache that was written from are as before.
-    np.testing.assert_array_equal(written.keys[0], np.zeros((2, 6, 1, 1)))
-    np.testing.assert_array_equal(cache.keys[1], np.zeros((2, 6, 1, 1)))
+    np.testing.assert_array_equal(written.keys[0], np.zeros((2, 1, 6, 1)))
+    np.testing.assert_array_equal(cache.keys[1], np.zeros((2, 1, 6, 1)))
 
 
 @pytest.mark.parametrize(
@@ -85,12 +85,12 @@ def test_rollback_only_sets_the_length():
     ],
 )
 def test_write_rows_places_rows(start, expected):
-    written = write_rows(jnp.zeros((2, 4, 1, 1)), rows_of([[1, 2], [3, 4]]), lengths_of(*start))
+    written = write_rows(jnp.zeros((2, 1, 4, 1)), rows_of([[1, 2], [3, 4]]), lengths_of(*start))
     np.testing.assert_array_equal(flat(written), expected)
 
 
 def test_rows_take_the_dtype_of_the_buffer():
-    written = write_rows(jnp.zeros((1, 2, 1, 1), jnp.bfloat16), rows_of([[1 / 3]]), lengths_of(0))
+    written = write_rows(jnp.zeros((1, 1, 2, 1), jnp.bfloat16), rows_of([[1 / 3]]), lengths_of(0))
     assert written.dtype == jnp.bfloat16
     assert flat(written)[0, 0] == jnp.bfloat16(1 / 3)
 

@@ -218,7 +218,7 @@ def poison_unreadable(case, kv_cache: KVCache) -> KVCache:
         unreadable = slots >= lengths
         if (window := case.config.window_of(layer)) is not None:
             unreadable |= slots <= lengths - window
-        return jnp.where(unreadable[:, :, None, None], POISON, buffer)
+        return jnp.where(unreadable[:, None, :, None], POISON, buffer)
 
     return replace(
         kv_cache,

@@ -16,21 +16,21 @@ def naive_attention(q, keys, values, mask) -> np.ndarray:
     """One query head at a time over the slots it sees, in float64."""
     q, keys, values = (np.asarray(x, np.float64) for x in (q, keys, values))
     batch, rows, num_heads, head_dim = q.shape
-    group = num_heads // keys.shape[2]
+    group = num_heads // keys.shape[1]
     out = np.zeros(q.shape)
     for b in range(batch):
         for t in range(rows):
             seen = np.flatnonzero(np.asarray(mask)[b, t])
             for n in range(num_heads):
-                scores = keys[b, seen, n // group] @ q[b, t, n] / np.sqrt(head_dim)
+                scores = keys[b, n // group, seen] @ q[b, t, n] / np.sqrt(head_dim)
                 weights = np.exp(scores - scores.max())
-                out[b, t, n] = weights / weights.sum() @ values[b, seen, n // group]
+                out[b, t, n] = weights / weights.sum() @ values[b, n // group, seen]
     return out
 
 
 def random_inputs(batch, rows, slots, num_heads, num_kv_heads, head_dim, dtype=jnp.float32):
     rng = np.random.default_rng(0)
-    shapes = ((batch, rows, num_heads, head_dim), *[(batch, slots, num_kv_heads, head_dim)] * 2)
+    shapes = ((batch, rows, num_heads, head_dim), *[(batch, num_kv_heads, slots, head_dim)] * 2)
     return tuple(jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes)
 
 
