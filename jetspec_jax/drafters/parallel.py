@@ -19,6 +19,7 @@ from jetspec_jax.models.cache import KVCache
 from jetspec_jax.models.draft import Draft
 from jetspec_jax.models.functional import Leaves, place, split
 from jetspec_jax.models.target import Target
+from jetspec_jax.ops.first_argmax import first_argmax
 from jetspec_jax.ops.project import project
 
 # Folded into a request's key before anything but the draw's position noise is drawn from it. Positions stay below
@@ -81,7 +82,7 @@ class ParallelDrafter:
         hidden = draft(target.embed(self._block(view)), state)
         hidden = hidden[:, : self.num_drafts] if self.config.shift else hidden[:, 1:]
         logits = project(hidden.astype(target.dtype), target.head_weight, out_dtype=jnp.float32)
-        return jnp.argmax(self._coupled(logits, view), axis=-1).astype(jnp.int32), state
+        return first_argmax(self._coupled(logits, view))[0], state
 
     def observe(self, leaves: Leaves, target: Target, state: KVCache, rows: ContextRows) -> KVCache:
         """Appends the kept rows to the context."""

@@ -138,7 +138,7 @@ def _teacher_force(model: LanguageModel, text: np.ndarray, prompt_len: int, para
         row = jax.lax.dynamic_slice(tokens, (0, position), (1, 1))
         x, _, cache = target(row, cache)
         prefix = Prefix(tokens, cache.length[:, None] + 1, prompt_lens)
-        scores: Float[Array, V] = score(target.logits(x), prefix, options, spec).scores[0, 0]
+        scores: Float[Array, V] = score(target.logits(x), prefix, options, spec)[0][0, 0]
         drawn = jnp.argmax(scores)
         own = jax.lax.dynamic_slice(tokens, (0, position + 1), (1, 1))[0, 0]
         return cache.commit(jnp.ones((1,), jnp.int32)), (drawn, scores[drawn], scores[own])

@@ -70,4 +70,5 @@ def write_rows(
     # One slice per request: a vmapped update becomes a scatter, which XLA runs serially on CPU.
     for b in range(buffer.shape[0]):
         buffer = jax.lax.dynamic_update_slice(buffer, rows[b : b + 1], (b, 0, start[b], 0))
-    return buffer
+    # Without the barrier XLA's CPU backend fuses a one-row write with its reader and copies every cache, twice a layer.
+    return jax.lax.optimization_barrier(buffer)

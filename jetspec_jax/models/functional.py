@@ -44,6 +44,6 @@ def place(leaves: Leaves, device: jax.Device) -> Leaves:
     placed: dict[int, jax.Array] = {}
     for leaf in leaves:
         if id(leaf) not in placed:
-            host = np.ascontiguousarray(to_panels(np.asarray(leaf))) if device.platform == "cpu" else leaf
+            host = to_panels(np.asarray(leaf)) if device.platform == "cpu" else leaf
             placed[id(leaf)] = jax.device_put(host, device)
     return tuple(placed[id(leaf)] for leaf in leaves)

@@ -11,8 +11,9 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-# Outputs per panel. Measured best of 8 to 192 for one and for 17 rows.
-PANEL = 64
+# A panel has this many outputs at most, and fewer where the input is so wide that it would outgrow the second-level
+# cache (measured: 32 for 576 inputs, 16 for 1,536; 8, 24, 48 and 64 are slower).
+PANEL_OUTPUTS, PANEL_BYTES = 32, 96 * 1024
 
 # fp32 operands are multiplied in fp32: GPUs would otherwise use TF32, and a block and a single row would then differ
 # enough to change the text. Without effect on bf16 operands.
@@ -56,8 +57,17 @@ def project_from(
     return project(x, weight[panel:])[..., rest:]
 
 
-def to_panels(weight: np.ndarray | Array, width: int = PANEL) -> np.ndarray | Array:
-    """[O, I] as [O / width, I, width]; a weight that does not divide into panels stays as it is."""
-    if weight.ndim != 2 or weight.shape[0] % width:
+def panel_width(num_outputs: int, num_inputs: int, itemsize: int) -> int | None:
+    """Outputs per panel for a weight; None if it does not divide into panels of at least 16."""
+    for width in (PANEL_OUTPUTS, PANEL_OUTPUTS // 2):
+        is_small = width * num_inputs * itemsize <= PANEL_BYTES or width == PANEL_OUTPUTS // 2
+        if is_small and num_outputs % width == 0:
+            return width
+    return None
+
+
+def to_panels(weight: np.ndarray) -> np.ndarray:
+    """[O, I] as panels [O / P, I, P]; anything that is not such a matrix stays as it is."""
+    if weight.ndim != 2 or weight.dtype != np.float32 or (width := panel_width(*weight.shape, weight.itemsize)) is None:
         return weight
-    return weight.reshape(-1, width, weight.shape[1]).swapaxes(1, 2)
+    return np.ascontiguousarray(weight.reshape(-1, width, weight.shape[1]).swapaxes(1, 2))

@@ -2,7 +2,7 @@
 
 from jetspec_jax.testing.byte_tokenizer import ByteTokenizer
 from jetspec_jax.testing.drafters import NoisyDrafter, ScriptedDrafter, random_drafter
-from jetspec_jax.testing.table_target import TableTarget
+from jetspec_jax.testing.table_target import TableTarget, counting_target
 from jetspec_jax.testing.tiny import tiny_config, tiny_target
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "NoisyDrafter",
     "ScriptedDrafter",
     "TableTarget",
+    "counting_target",
     "random_drafter",
     "tiny_config",
     "tiny_target",

@@ -21,6 +21,9 @@ class ScriptedDrafter(StatelessDrafter):
 
     Example: text [.., 4, 5, 6], two drafts, script [1] -> proposes [4, 6]: one draft is accepted.
 
+    Texts and scripts are arguments of the compiled programs, padded to common shapes: `follow` gives a model other ones
+    without compiling anything.
+
     Args:
         texts: token ids of prompt and continuation, one row per request (or one for all).
         script: accepted lengths, each in 0..num_drafts.
@@ -31,13 +34,16 @@ class ScriptedDrafter(StatelessDrafter):
     name = "scripted"
 
     def __init__(self, texts: Sequence[Sequence[int]], script: Sequence[int], *, num_drafts: int, vocab_size: int):
-        if not script or any(not 0 <= length <= num_drafts for length in script):
-            raise ValueError(f"script={list(script)} must hold lengths in 0..{num_drafts}")
         self.num_drafts = num_drafts
         self.vocab_size = vocab_size
-        width = max(len(text) for text in texts)
-        padded = np.array([[*text, *[0] * (width - len(text))] for text in texts], np.int32)
-        self.leaves = (jnp.asarray(padded), jnp.asarray(np.array(script, np.int32)))
+        self.leaves = self.follow(texts, script)
+
+    def follow(self, texts: Sequence[Sequence[int]], script: Sequence[int]) -> Leaves:
+        """Leaves for other texts and another script, for `Programs.set_draft_leaves`."""
+        if not script or any(not 0 <= length <= self.num_drafts for length in script):
+            raise ValueError(f"script={list(script)} must hold lengths in 0..{self.num_drafts}")
+        padded = _padded(texts, 512), _padded([script], 64)[0]
+        return (*(jnp.asarray(array) for array in padded), jnp.asarray(len(script), jnp.int32))
 
     def init_state(self, batch: int, capacity: int) -> Int[Array, ""]:
         """Rounds so far."""
@@ -47,11 +53,11 @@ class ScriptedDrafter(StatelessDrafter):
         self, leaves: Leaves, target: Target, state: Int[Array, ""], view: DraftView
     ) -> tuple[Int[Array, "B G"], Any]:
         """The scripted block of this round."""
-        texts, script = leaves
+        texts, script, script_len = leaves
         offsets = jnp.arange(self.num_drafts, dtype=jnp.int32)[None, :]
         texts = jnp.broadcast_to(texts, (view.tokens.shape[0], texts.shape[1]))
         true = jnp.take_along_axis(texts, view.length[:, None] + offsets, axis=1, mode="clip")
-        accepted = script[state % script.shape[0]]
+        accepted = script[state % script_len]
         return jnp.where(offsets == accepted, (true + 1) % self.vocab_size, true), state + 1
 
 
@@ -77,6 +83,12 @@ class NoisyDrafter(StatelessDrafter):
             token = jnp.argmax(table[token] + noise, axis=-1).astype(jnp.int32)
             drafts.append(token)
         return jnp.stack(drafts, axis=1), state
+
+
+def _padded(rows: Sequence[Sequence[int]], multiple: int) -> np.ndarray:
+    """Rows filled with zeros to a common length, a multiple of `multiple`."""
+    width = -(-max(len(row) for row in rows) // multiple) * multiple
+    return np.array([[*row, *[0] * (width - len(row))] for row in rows], np.int32)
 
 
 def random_drafter(vocab_size: int, num_drafts: int, seed: int = 0) -> Callable:

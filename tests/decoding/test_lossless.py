@@ -1,0 +1,94 @@
+"""Text with drafts equals text without: every drafter, block size, acceptance pattern, option and prompt length."""
+
+from math import ceil
+
+import pytest
+
+from jetspec_jax.drafters import NgramDrafter
+from jetspec_jax.language_model import LanguageModel, LowAcceptanceWarning
+from jetspec_jax.sampling_params import SamplingParams
+
+pytestmark = pytest.mark.filterwarnings(f"ignore::{LowAcceptanceWarning.__module__}.LowAcceptanceWarning")
+
+PROMPT_LENS = (1, 2, 15, 16, 17, 64)
+
+
+def new_tokens(prompt_len: int) -> int:
+    """200, fewer for the long prompt, so that all prompts share one capacity."""
+    return 200 if prompt_len < 64 else 170
+
+
+@pytest.fixture(scope="module")
+def greedy(plain, prompt_of) -> dict[int, list[int]]:
+    """The greedy answer to the prompt of each length, one request at a time."""
+    return {n: plain.generate(prompt_of(n), max_new_tokens=new_tokens(n)).token_ids for n in PROMPT_LENS}
+
+
+@pytest.mark.parametrize("prompt_len", [pytest.param(n, id=f"C01-prompt-{n}") for n in PROMPT_LENS])
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param([0], id="none-accepted"),
+        pytest.param([15], id="all-accepted"),
+        pytest.param([15, 0, 3, 1], id="mixed"),
+        pytest.param(None, id="random-drafts"),
+    ],
+)
+def test_one_request_with_15_drafts(follow, greedy, prompt_of, random_text, prompt_len, script):
+    prompt, text = prompt_of(prompt_len), greedy[prompt_len]
+    model = follow([random_text(prompt_len)], [15], 15) if script is None else follow([prompt + text], script, 15)
+    output = model.generate(prompt, max_new_tokens=new_tokens(prompt_len))
+    assert output.token_ids == text
+    if script is not None and len(script) == 1:
+        # The first token comes from prefill and belongs to no round.
+        assert output.stats.rounds == ceil((len(text) - 1) / (script[0] + 1))
+
+
+@pytest.mark.parametrize("accepted", [pytest.param(k, id=f"C01-accepts-{k}") for k in range(16)])
+def test_every_acceptance_length(follow, greedy, prompt_of, accepted):
+    prompt, text = prompt_of(1), greedy[1]
+    output = follow([prompt + text], [accepted], 15).generate(prompt, max_new_tokens=200)
+    assert output.token_ids == text
+    assert output.stats.rounds == ceil(199 / (accepted + 1))
+    assert set(output.stats.committed[:-1]) == {accepted + 1}
+
+
+@pytest.mark.parametrize("num_drafts", [pytest.param(1, id="C01-gamma-1"), pytest.param(4, id="C01-gamma-4")])
+@pytest.mark.parametrize("script", [[0], [1], [1, 0, 1, 1, 0]])
+def test_batch_of_all_prompt_lengths(follow, greedy, prompt_of, num_drafts, script):
+    script = [length * num_drafts for length in script]  # 1 stands for all drafts
+    texts = [prompt_of(n) + greedy[n] for n in PROMPT_LENS]
+    params = [SamplingParams(max_new_tokens=new_tokens(n)) for n in PROMPT_LENS]
+    outputs = follow(texts, script, num_drafts).generate([prompt_of(n) for n in PROMPT_LENS], params)
+    assert [output.token_ids for output in outputs] == [greedy[n] for n in PROMPT_LENS]
+    if len(script) == 1:
+        assert [o.stats.rounds for o in outputs] == [ceil((len(t) - 1) / (script[0] + 1)) for t in greedy.values()]
+
+
+@pytest.fixture(scope="module", params=["scripted-3", "scripted-14", "scripted-15", "random-15", "ngram", "parallel"])
+def speculating(request, plain, follow, option_prompts, option_texts, random_text) -> LanguageModel:
+    if request.param == "ngram":
+        return plain.with_drafter(NgramDrafter(4, min_ngram=1))
+    if request.param == "parallel":
+        return plain.with_drafter("parallel", num_drafts=4)
+    kind, num_drafts = request.param.split("-")
+    if kind == "random":
+        return follow([random_text(row) for row in range(len(option_prompts))], [15], 15)
+    texts = [prompt + text for prompt, text in zip(option_prompts, option_texts.values(), strict=True)]
+    return follow(texts, [int(num_drafts), 0, 3, 1, 2], int(num_drafts))
+
+
+def test_every_option_in_one_batch(speculating, option_prompts, option_texts, option_requests):
+    outputs = speculating.generate(option_prompts, option_requests())
+    for (name, text), output in zip(option_texts.items(), outputs, strict=True):
+        assert output.token_ids == text, name
+
+
+def test_rows_that_end_early_do_not_disturb_the_others(speculating, option_prompts, option_texts, option_requests):
+    # A token of each text that does not occur earlier in it, at another place in each.
+    ends = [next(i for i in range(5 * row, 60) if t[i] not in t[:i]) for row, t in enumerate(option_texts.values())]
+    stops = [text[end] for text, end in zip(option_texts.values(), ends, strict=True)]
+    outputs = speculating.generate(option_prompts, option_requests(stops))
+    for name, text, end, output in zip(option_texts, option_texts.values(), ends, outputs, strict=True):
+        assert output.token_ids == text[: end + 1], name
+        assert (output.finish_reason, output.stop_reason) == ("stop", text[end]), name

@@ -1,0 +1,108 @@
+"""What `drafter=` accepts."""
+
+import jax.numpy as jnp
+import pytest
+
+from jetspec_jax.drafters import (
+    AutoregressiveDrafter,
+    CallableDrafter,
+    Drafter,
+    NgramDrafter,
+    ParallelDrafter,
+    as_drafter,
+)
+from jetspec_jax.testing import NoisyDrafter, ScriptedDrafter, random_drafter, tiny_config
+
+
+def drafter_of(spec, num_drafts=None) -> Drafter:
+    return as_drafter(spec, target=tiny_config(), dtype=jnp.dtype("float32"), num_drafts=num_drafts)
+
+
+@pytest.mark.parametrize(
+    ("spec", "num_drafts", "kind", "expected"),
+    [
+        pytest.param(None, None, AutoregressiveDrafter, 0, id="none"),
+        pytest.param("autoregressive", None, AutoregressiveDrafter, 0, id="name-of-plain"),
+        pytest.param("ngram", None, NgramDrafter, 8, id="default-number"),
+        pytest.param("ngram", 3, NgramDrafter, 3, id="chosen-number"),
+        pytest.param("parallel", 5, ParallelDrafter, 5, id="parallel"),
+        pytest.param("parallel", None, ParallelDrafter, 16, id="parallel-default"),
+        pytest.param("ngram", 0, AutoregressiveDrafter, 0, id="I02-gamma-0-is-plain"),
+        pytest.param("parallel", 0, AutoregressiveDrafter, 0, id="I02-gamma-0-is-plain-for-any-name"),
+        pytest.param(NgramDrafter(2), None, NgramDrafter, 2, id="object"),
+        pytest.param(NgramDrafter(2), 2, NgramDrafter, 2, id="object-and-its-own-number"),
+        pytest.param(lambda tokens, length: tokens[:4], 4, CallableDrafter, 4, id="function"),
+        pytest.param(random_drafter(97, 3), 3, CallableDrafter, 3, id="function-of-the-test-kit"),
+    ],
+)
+def test_accepts(spec, num_drafts, kind, expected):
+    drafter = drafter_of(spec, num_drafts)
+    assert isinstance(drafter, kind)
+    assert isinstance(drafter, Drafter)
+    assert drafter.num_drafts == expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "num_drafts", "message"),
+    [
+        pytest.param("ngramm", None, "unknown drafter 'ngramm'; known: autoregressive, ngram", id="unknown-name"),
+        pytest.param(3, None, "unknown drafter 3", id="not-a-drafter"),
+        pytest.param("ngram", -1, "num_drafts=-1 must not be negative", id="negative"),
+        pytest.param("autoregressive", 2, "num_drafts=2, but plain decoding drafts nothing", id="plain-with-drafts"),
+        pytest.param(NgramDrafter(2), 3, "num_drafts=3, but the drafter proposes 2", id="two-numbers"),
+        pytest.param(lambda tokens, length: tokens[:4], None, "a function as drafter needs num_drafts", id="no-number"),
+    ],
+)
+def test_refuses(spec, num_drafts, message):
+    with pytest.raises(ValueError, match=message):
+        drafter_of(spec, num_drafts)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        pytest.param(lambda t, n: t[:3], r"must return 4 integer tokens per row, got shape \(3,\)", id="too-few"),
+        pytest.param(lambda t, n: t[:4] / 2, "dtype float32", id="no-integers"),
+    ],
+)
+def test_function_with_a_wrong_result(target, view_of, function, message):
+    with pytest.raises(ValueError, match=message):
+        CallableDrafter(function, 4).propose((), target, (), view_of([[1, 2]]))
+
+
+def test_function_sees_each_row_with_its_length(target, view_of):
+    drafter = CallableDrafter(lambda tokens, length: jnp.stack([length, tokens[length - 1]]), 2)
+    drafts, _ = drafter.propose((), target, (), view_of([[7, 8, 9], [5]]))
+    assert drafts.tolist() == [[3, 9], [1, 5]]
+
+
+def test_function_keeps_its_name():
+    def guess(tokens, length):
+        return tokens[:1]
+
+    assert CallableDrafter(guess, 1).name == "guess"
+
+
+def test_scripted_drafter_follows_texts_and_script(target, view_of):
+    drafter = ScriptedDrafter([[1, 2, 3, 4, 5, 6], [9, 8, 7, 6, 5, 4]], [1, 2], num_drafts=2, vocab_size=97)
+    leaves, state = drafter.leaves, drafter.init_state(2, 32)
+    view = view_of([[1, 2, 3], [9, 8]])
+    drafts, state = drafter.propose(leaves, target, state, view)
+    assert drafts.tolist() == [[4, 6], [7, 7]]  # one right, then one too high
+    drafts, state = drafter.propose(leaves, target, state, view)
+    assert drafts.tolist() == [[4, 5], [7, 6]]
+    drafts, _ = drafter.propose(drafter.follow([[1, 2, 3, 4, 5, 96]], [0]), target, state, view)
+    assert drafts.tolist() == [[5, 5], [4, 4]]  # one text for all rows, another script
+
+
+@pytest.mark.parametrize("script", [[], [3], [-1]])
+def test_scripted_drafter_refuses_impossible_scripts(script):
+    with pytest.raises(ValueError, match=r"must hold lengths in 0\.\.2"):
+        ScriptedDrafter([[1, 2]], script, num_drafts=2, vocab_size=97)
+
+
+def test_noisy_drafter_draws_with_the_noise_of_the_positions(target, view_of):
+    drafter = NoisyDrafter(jnp.zeros((97, 97)), num_drafts=3)
+    drafts, _ = drafter.propose(drafter.leaves, target, (), view_of([[1, 2]], temperature=1.0))
+    shifted, _ = drafter.propose(drafter.leaves, target, (), view_of([[1]], temperature=1.0))
+    assert drafts[0, :2].tolist() == shifted[0, 1:].tolist()  # the same positions, the same noise
