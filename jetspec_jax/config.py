@@ -133,7 +133,7 @@ class TargetConfig:
         if "sliding_attention" in self.layer_types and not self.sliding_window:
             raise ValueError("sliding_attention layers need sliding_window")
         bad = [tap for tap in self.taps if not 0 <= tap < self.num_layers]
-        if bad or list(self.taps) != sorted(set(self.taps)):
+        if not self.taps or bad or list(self.taps) != sorted(set(self.taps)):
             raise ValueError(f"taps={self.taps} must be increasing layer indices in 0..{self.num_layers - 1}")
 
     def rope_of(self, layer: int) -> RopeConfig:

@@ -110,6 +110,8 @@ def _layer_types_from_hf(config: Mapping[str, Any], num_layers: int) -> tuple[La
     if (types := config.get("layer_types")) is not None:
         if unknown := sorted(set(types) - {"full_attention", "sliding_attention"}):
             raise ValueError(f"layer types {unknown} are not supported (full_attention, sliding_attention)")
+        if "sliding_attention" in types and config.get("use_sliding_window") is False:
+            raise ValueError("layer_types holds sliding_attention, but use_sliding_window is false")
         return tuple(types)
     if config.get("use_sliding_window"):
         # Qwen: the first max_window_layers use full attention.

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jetspec_jax.config import TargetConfig
 from jetspec_jax.drafters.autoregressive import AutoregressiveDrafter
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 
-def as_drafter(spec: Any, *, target: TargetConfig, dtype: jnp.dtype, num_drafts: int | None = None) -> Drafter:
+def as_drafter(spec: Any, *, target: TargetConfig, dtype: DTypeLike, num_drafts: int | None = None) -> Drafter:
     """A drafter from a name, a drafter object, or a traceable function.
 
     Args:

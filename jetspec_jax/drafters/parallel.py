@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key
 
 from jetspec_jax.config import DraftConfig, TargetConfig, draft_config_for
@@ -53,7 +54,7 @@ class ParallelDrafter:
         self._dtype = draft.dtype
 
     @classmethod
-    def random(cls, target: TargetConfig, *, dtype: jnp.dtype, seed: int = 0, **options: Any) -> "ParallelDrafter":
+    def random(cls, target: TargetConfig, *, dtype: DTypeLike, seed: int = 0, **options: Any) -> "ParallelDrafter":
         """An untrained draft for a target: right text, about one token a round."""
         draft = Draft(draft_config_for(target), dtype=dtype, rngs=nnx.Rngs(seed))
         return cls(draft, **options)

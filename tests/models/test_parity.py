@@ -98,7 +98,7 @@ def run_layer(case, index: int, x):
     """One decoder layer over the whole golden sequence."""
     layer, (rope, angles, mask) = case.model.layers[index], geometry_of(case, index)
     q, k, v = layer.attention.queries_keys_values(layer.attention_norm(x), angles, rope)
-    return layer.finish(x, attend(q, k, v, mask))
+    return layer.finish(x, attend(q, head_major(k), head_major(v), mask))
 
 
 def test_embedding(case):
@@ -121,11 +121,16 @@ def test_queries_and_keys_after_rope(case):
     np.testing.assert_allclose(only_v, v, rtol=0, atol=BLOCK_ATOL)
 
 
+def head_major(rows):
+    """Projected rows [B, T, K, H] as the cache keeps them, [B, K, T, H]."""
+    return jnp.swapaxes(rows, 1, 2)
+
+
 def test_attention(case):
     rope, angles, mask = geometry_of(case, 0)
     attention = case.model.layers[0].attention
     q, k, v = attention.queries_keys_values(case.outputs["attention_norm"], angles, rope)
-    assert_parity(attention.output(attend(q, k, v, mask)), case.outputs["attention"])
+    assert_parity(attention.output(attend(q, head_major(k), head_major(v), mask)), case.outputs["attention"])
 
 
 def test_mlp(case):

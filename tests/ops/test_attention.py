@@ -78,7 +78,7 @@ def test_attend_with_any_mask():
 def test_one_visible_slot_returns_its_value():
     q, keys, values = random_inputs(1, 1, 4, 2, 1, 8)
     mask = jnp.array([[[False, False, True, False]]])
-    expected = np.broadcast_to(values[:, 2][:, None], (1, 1, 2, 8))
+    expected = np.broadcast_to(values[:, :, 2], (1, 1, 2, 8))
     np.testing.assert_array_equal(attend(q, keys, values, mask), expected)
 
 
@@ -94,7 +94,7 @@ def test_large_scores_do_not_overflow():
 def test_masked_slots_do_not_change_one_bit(dtype, poison):
     q, keys, values = random_inputs(2, 3, 16, 4, 2, 8, dtype)
     mask = causal_mask(jnp.array([[4, 5, 6], [8, 9, 10]], jnp.int32), 16, 4)
-    unseen = ~mask.any(axis=1)[:, :, None, None]  # [B, S, 1, 1]
+    unseen = ~mask.any(axis=1)[:, None, :, None]  # [B, 1, S, 1]
     poisoned = attend(q, jnp.where(unseen, poison, keys), jnp.where(unseen, poison, values), mask)
     np.testing.assert_array_equal(poisoned, attend(q, keys, values, mask))
 

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
+from jetspec_jax.checkpoints.gguf_header import read_gguf_header
 from jetspec_jax.testing.byte_tokenizer import ByteTokenizer
-from jetspec_jax.text import HFTokenizer, Tokenizer, load_tokenizer, read_gguf_metadata
+from jetspec_jax.text import HFTokenizer, Tokenizer, load_tokenizer
 from jetspec_jax.text.gguf_vocabulary import build_backend
 
 HELLO = [{"role": "user", "content": "Hi"}]
@@ -140,7 +141,7 @@ def test_metadata_equals_the_gguf_library(tmp_path):
     path = write_gguf(tmp_path / "a.gguf", bos_token_id=BOS, add_bos_token=True)
     reader = gguf.GGUFReader(path)
     expected = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
-    assert read_gguf_metadata(path) == expected
+    assert dict(read_gguf_header(path).metadata) == expected
 
 
 @pytest.mark.parametrize(
@@ -220,13 +221,26 @@ def test_gguf_template_sees_special_tokens_and_arguments(tmp_path):
         tokenizer.apply_chat_template(HELLO, enable_thinking=True)
 
 
+CUT_HEADER = b"GGUF" + bytes([3, 0, 0, 0]) + bytes(4)
+# No tensors, one pair whose key has 9 bytes, of which 3 are there.
+CUT_KEY = b"GGUF" + bytes([3, *[0] * 11, 1, *[0] * 7, 9, *[0] * 7]) + b"key"
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        pytest.param(b"not a model", "not a GGUF file", id="other-file"),
+        pytest.param(b"not a model" * 3, "not a GGUF file", id="other-file"),
         pytest.param(b"GGUF" + bytes([0, 0, 0, 3]) + bytes(16), "GGUF version 50331648", id="big-endian"),
-        pytest.param(b"GGUF" + bytes([3, 0, 0, 0]) + bytes(4), "cannot be read", id="cut-header"),
-        pytest.param(b"GGUF" + bytes([3, *[0] * 11, 1, *[0] * 7, 9, *[0] * 7]) + b"key", "cut short", id="cut-key"),
+        pytest.param(
+            b"GGUF" + bytes([3, 0, 0, 0]) + bytes(4),
+            "expected at least 24 bytes of GGUF header, found 12",
+            id="cut-header",
+        ),
+        pytest.param(
+            b"GGUF" + bytes([3, *[0] * 11, 1, *[0] * 7, 9, *[0] * 7]) + b"key",
+            "expected at least 41 bytes of header, found 35",
+            id="cut-key",
+        ),
     ],
 )
 def test_bad_gguf_file_is_named(tmp_path, content, message):
@@ -247,7 +261,7 @@ def folder_tokenizer(tmp_path_factory) -> HFTokenizer:
     import transformers
 
     folder = tmp_path_factory.mktemp("checkpoint")
-    backend = build_backend(read_gguf_metadata(write_gguf(folder / "a.gguf", pre="qwen2")))
+    backend = build_backend(read_gguf_header(write_gguf(folder / "a.gguf", pre="qwen2")).metadata)
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", bos_token="<bos>")
     fast.chat_template = (
         "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
