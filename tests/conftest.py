@@ -1,6 +1,7 @@
 """Always-on guards: two CPU devices, strict rank promotion, no dtype surprises, checked annotations (pyproject)."""
 
 import os
+import tempfile
 from dataclasses import fields
 
 # Before the first import of jax.
@@ -10,6 +11,17 @@ import jax
 import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# Most of the suite's time is compilation, and many models share programs: each is compiled once a session. Not across
+# sessions: machine code need not fit the next machine.
+_compiled = tempfile.TemporaryDirectory(prefix="jetspec-tests-")
+jax.config.update("jax_compilation_cache_dir", _compiled.name)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def pytest_unconfigure() -> None:
+    _compiled.cleanup()
 
 
 _plain_register_dataclass = jax.tree_util.register_dataclass

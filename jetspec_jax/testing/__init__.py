@@ -1,6 +1,7 @@
 """Public test kit: tiny targets, a target with a known law, drafters that follow a script, a byte tokenizer."""
 
 from jetspec_jax.testing.byte_tokenizer import ByteTokenizer
+from jetspec_jax.testing.checkpoint import write_tiny_checkpoint
 from jetspec_jax.testing.drafters import NoisyDrafter, ScriptedDrafter, random_drafter
 from jetspec_jax.testing.table_target import TableTarget, counting_target
 from jetspec_jax.testing.tiny import tiny_config, tiny_target
@@ -14,4 +15,5 @@ __all__ = [
     "random_drafter",
     "tiny_config",
     "tiny_target",
+    "write_tiny_checkpoint",
 ]

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jetspec_jax.config import TargetConfig
@@ -32,8 +33,9 @@ class TableTarget(Target):
         nan_at: int | None = None,
         max_len: int = 1024,
         eos_token_ids: tuple[int, ...] = (),
+        dtype: DTypeLike = jnp.float32,
     ):
-        table = jnp.asarray(logits, jnp.float32)
+        table = jnp.asarray(logits, dtype)
         vocab_size = table.shape[0]
         self.table = nnx.Param(table[None])  # three axes, so that no layout for matrix products is chosen
         self.embed = Embedding(vocab_size, vocab_size + 1, dtype=jnp.float32, rngs=nnx.Rngs(0))
@@ -50,7 +52,7 @@ class TableTarget(Target):
 
     @property
     def dtype(self) -> jnp.dtype:
-        """fp32."""
+        """Dtype of the table."""
         return self.table[...].dtype
 
     @property
@@ -76,7 +78,7 @@ class TableTarget(Target):
 
     def logits(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
         """The table's row of each token."""
-        logits = jnp.take(self.table[0], jnp.argmax(x[..., :-1], axis=-1), axis=0)
+        logits = jnp.take(self.table[0], jnp.argmax(x[..., :-1], axis=-1), axis=0).astype(jnp.float32)
         if self.nan_at is None:
             return logits
         is_nan = x[..., -1] + 1 == self.nan_at  # the row at position p draws position p + 1

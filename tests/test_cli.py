@@ -1,0 +1,129 @@
+"""The command line on a tiny checkpoint: what it prints, its exit status, and bad input in one line."""
+
+import json
+
+import jax
+import pytest
+
+from jetspec_jax.cli import main
+from jetspec_jax.testing import write_tiny_checkpoint
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> str:
+    return str(write_tiny_checkpoint(tmp_path_factory.mktemp("tiny")))
+
+
+@pytest.fixture(autouse=True)
+def cache_outside_home(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("JETSPEC_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+
+
+def run(capsys, *argv: str) -> tuple[int, str, str]:
+    status = main(argv)
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_generate_prints_text_and_a_table(capsys, folder):
+    status, out, _ = run(capsys, "generate", "abc", "--model", folder, "--max-new-tokens", "8", "--compare")
+    assert status == 0
+    assert "speculative" in out
+    assert "plain" in out
+
+
+def test_generate_json_is_one_object_with_everything(capsys, folder):
+    argv = ("generate", "abc", "--model", folder, "--max-new-tokens", "8", "--logprobs", "2", "--json")
+    status, out, err = run(capsys, *argv)
+    assert status == 0, err
+    (output,) = json.loads(out)["outputs"]
+    assert output["usage"]["completion_tokens"] == len(output["token_ids"]) == len(output["logprobs"])
+    assert output["finish_reason"] in ("length", "stop")
+    assert output["stats"]["rounds"] >= 1
+
+
+def test_generate_raw_and_chat_differ_by_the_template(capsys, folder):
+    outputs = {}
+    for kind, extra in (("raw", ("--raw",)), ("chat", ("--system", "be brief"))):
+        argv = ("generate", "abc", "--model", folder, "--max-new-tokens", "2", "--json", *extra)
+        _, out, _ = run(capsys, *argv)
+        outputs[kind] = json.loads(out)["outputs"][0]["usage"]["prompt_tokens"]
+    assert outputs["raw"] == 3
+    # <|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nabc<|im_end|>\n<|im_start|>assistant\n
+    assert outputs["chat"] == (1 + 7 + 8 + 1 + 1) + (1 + 5 + 3 + 1 + 1) + (1 + 10)
+
+
+def test_show_blocks_prints_the_legend(capsys, folder):
+    status, out, _ = run(capsys, "generate", "abcabcabc", "--model", folder, "--max-new-tokens", "8", "--show-blocks")
+    assert status == 0
+    assert "accepted drafts" in out
+
+
+def test_prompts_come_from_a_file(capsys, folder, tmp_path):
+    path = tmp_path / "prompts.json"
+    path.write_text(json.dumps(["abc", "x\ny"]))
+    argv = ("generate", "--prompt-file", str(path), "--model", folder, "--max-new-tokens", "2", "--json")
+    status, out, _ = run(capsys, *argv)
+    assert status == 0
+    assert len(json.loads(out)["outputs"]) == 2
+
+
+def test_bench_ends_with_json_and_a_verdict(capsys, folder):
+    argv = ("bench", "abcabc", "--model", folder, "--max-new-tokens", "12", "--num-drafts", "2,3", "--repeats", "3")
+    status, out, err = run(capsys, *argv)
+    assert status == 0, err
+    record = json.loads(out.strip().splitlines()[-1])
+    assert [row["num_drafts"] for row in record["runs"]] == [0, 2, 3]
+    assert all(row["same_text_as_plain"] for row in record["runs"])
+    assert "Speculation" in record["verdict"]
+    assert record["versions"]["jax"] == jax.__version__
+    assert "x plain" in out
+
+
+def test_check_lossless_passes_on_fp32(capsys, folder):
+    argv = ("check-lossless", "abcabc", "--model", folder, "--max-new-tokens", "12")
+    status, out, _ = run(capsys, *argv)
+    assert status == 0
+    assert "lossless: all 12 tokens equal plain decoding" in out
+
+
+def test_inspect_says_what_would_be_refused(capsys, folder, tmp_path):
+    status, out, _ = run(capsys, "inspect", folder)
+    assert status == 0
+    assert "LlamaForCausalLM" in out
+    broken = write_tiny_checkpoint(tmp_path / "broken")
+    data = (broken / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").write_bytes(data[:-1])
+    status, out, _ = run(capsys, "inspect", str(broken), "--json")
+    assert status == 1
+    assert json.loads(out)["problems"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        pytest.param(["generate", "a", "--model", "no/such/place/here"], "no/such/place/here", id="unknown-model"),
+        pytest.param(["generate", "a", "--temperature", "-1"], "temperature must be in", id="C24-negative-temperature"),
+        pytest.param(["generate", "a", "--stop", ""], "stop must hold non-empty strings", id="I01-empty-stop"),
+        pytest.param(["generate", "  "], "no prompt", id="C37-blank-prompt"),
+        pytest.param(["generate", "a", "--raw", "--system", "s"], "--raw uses no chat template", id="raw-and-system"),
+        pytest.param(["generate", "a", "--template-arg", "x"], "is not KEY=JSON", id="bad-template-arg"),
+        pytest.param(["bench", "a", "--num-drafts", "0"], "must be positive", id="bench-without-drafts"),
+        pytest.param(["bench", "a", "--temperature", "1"], "give --seed", id="bench-unseeded"),
+        pytest.param(["check-lossless", "a", "--temperature", "1"], "needs --seed", id="check-unseeded"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(capsys, argv, message):
+    status, _, err = run(capsys, *argv)
+    assert status == 2
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_template_argument_that_the_template_ignores_is_refused(capsys, folder):
+    argv = ("generate", "a", "--model", folder, "--template-arg", "enable_thinking=false")
+    status, _, err = run(capsys, *argv)
+    assert status == 2
+    assert "enable_thinking" in err
