@@ -4,6 +4,7 @@ import argparse
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _set_up(args: argparse.Namespace) -> None:
     """What only a program may set: log noise, the compile cache on disk."""
+    warnings.showwarning = lambda message, *place, **options: print(f"warning: {message}", file=sys.stderr)
     # transformers tells at import that PyTorch is missing; nothing here wants it.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     logging.getLogger("transformers").setLevel(logging.ERROR)

@@ -1,6 +1,7 @@
 """`jetspec inspect`."""
 
 import argparse
+import dataclasses
 import json
 
 from rich.console import Console
@@ -12,7 +13,8 @@ def run(args: argparse.Namespace) -> int:
     """Prints what a checkpoint holds; status 1 if loading it would be refused."""
     report = inspect_checkpoint(args.source)
     if args.json:
-        print(json.dumps(report.to_dict()))
+        # Paths and nested configs as JSON has them.
+        print(json.dumps(dataclasses.asdict(report), default=str))
     else:
         Console().print(render_report(report))
     return 1 if report.problems else 0

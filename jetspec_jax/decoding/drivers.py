@@ -150,8 +150,10 @@ class _Loop:
         return bool(np.any(self.active & (lengths + drafter.num_drafts <= drafter.max_len)))
 
     def _push(self, output: RoundOutput, *, is_prefill: bool) -> None:
-        for leaf in jax.tree.leaves(output):
-            leaf.copy_to_host_async()
+        # The guard takes the start of an asynchronous copy for an implicit transfer; it is the one we want.
+        with jax.transfer_guard_device_to_host("allow"):
+            for leaf in jax.tree.leaves(output):
+                leaf.copy_to_host_async()
         self.in_flight.append(_InFlight(output, is_prefill))
 
     def drain(self) -> list[Delivery]:

@@ -115,7 +115,8 @@ def _top_p_mask(probs: Float[Array, "B T V"], top_p: Float[Array, "B"]) -> Bool[
 
 def _ordered_bits(x: Float[Array, "B T V"]) -> Int[Array, "B T V"]:
     """int32 keys in the order of the floats: the bits of a negative float count downwards, so they are flipped."""
-    bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32) + 0.0, jnp.int32)  # + 0.0 turns -0.0 into 0.0
+    unsigned_zero = jnp.where(x == 0, 0.0, x)  # -0.0 ties with 0.0; XLA would remove an addition of 0.0
+    bits = jax.lax.bitcast_convert_type(unsigned_zero.astype(jnp.float32), jnp.int32)
     return jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)
 
 

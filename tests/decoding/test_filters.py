@@ -17,6 +17,9 @@ NEG_INF = -np.inf
 # fp32 sums of up to 16 probabilities differ from exact ones by less than this.
 SUM_TOLERANCE = 1e-5
 
+_apply = jax.jit(apply_filters, static_argnames="spec")
+_truncate = jax.jit(truncate)
+
 
 def params_of(*requests: SamplingParams, vocab_size: int, eos: tuple[int, ...] = ()) -> RowParams:
     return row_params(requests, eos_token_ids=eos, vocab_size=vocab_size, device=jax.devices()[0])
@@ -30,12 +33,12 @@ def filtered(
     length = len(tokens) if length is None else length
     prefix = Prefix(jnp.asarray([tokens], jnp.int32), jnp.asarray([[length]]), jnp.asarray([prompt_len]))
     params = params_of(request, vocab_size=len(logits), eos=eos)
-    return apply_filters(jnp.asarray([[logits]], jnp.float32), prefix, params, sampling_spec([request]))[0, 0].tolist()
+    return _apply(jnp.asarray([[logits]], jnp.float32), prefix, params, sampling_spec([request]))[0, 0].tolist()
 
 
 def truncated(logits: list[float], **options) -> list[float]:
     params = params_of(SamplingParams(temperature=1.0, **options), vocab_size=len(logits))
-    return truncate(jnp.asarray([[logits]], jnp.float32), params)[0, 0].tolist()
+    return _truncate(jnp.asarray([[logits]], jnp.float32), params)[0, 0].tolist()
 
 
 def test_repetition_penalty_divides_positive_and_multiplies_negative_logits():
@@ -83,7 +86,7 @@ def test_each_row_of_a_block_sees_its_own_prefix():
     request = SamplingParams(frequency_penalty=0.5)
     prefix = Prefix(jnp.asarray([[0, 1, 1, 3]], jnp.int32), jnp.asarray([[1, 2, 3]]), jnp.asarray([1]))
     logits = jnp.ones((1, 3, 4), jnp.float32)
-    rows = apply_filters(logits, prefix, params_of(request, vocab_size=4), sampling_spec([request]))
+    rows = _apply(logits, prefix, params_of(request, vocab_size=4), sampling_spec([request]))
     assert rows[0].tolist() == [[1.0, 1.0, 1.0, 1.0], [1.0, 0.5, 1.0, 1.0], [1.0, 0.0, 1.0, 1.0]]
 
 
@@ -91,7 +94,7 @@ def test_requests_of_a_batch_have_their_own_options():
     requests = [SamplingParams(presence_penalty=1.0), SamplingParams(logit_bias={2: 5.0}), SamplingParams()]
     prefix = Prefix(jnp.zeros((3, 2), jnp.int32), jnp.full((3, 1), 2), jnp.asarray([1, 1, 1]))
     logits = jnp.zeros((3, 1, 3), jnp.float32)
-    rows = apply_filters(logits, prefix, params_of(*requests, vocab_size=3), sampling_spec(requests))
+    rows = _apply(logits, prefix, params_of(*requests, vocab_size=3), sampling_spec(requests))
     assert rows[:, 0].tolist() == [[-1.0, 0.0, 0.0], [0.0, 0.0, 5.0], [0.0, 0.0, 0.0]]
 
 
@@ -150,7 +153,6 @@ def test_truncation_of_special_values(logits, options, kept):
 
 VOCAB = 16
 _ONE_ROW = params_of(SamplingParams(temperature=1.0), vocab_size=VOCAB)
-_truncate = jax.jit(truncate)
 
 
 @settings(deadline=None, max_examples=100)

@@ -2,11 +2,17 @@
 
 from math import ceil
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from flax import nnx
 
 from jetspec_jax.drafters import NgramDrafter
 from jetspec_jax.language_model import LanguageModel, LowAcceptanceWarning
+from jetspec_jax.models.target import Target
 from jetspec_jax.sampling_params import SamplingParams
+from jetspec_jax.testing import ScriptedDrafter
 
 pytestmark = pytest.mark.filterwarnings(f"ignore::{LowAcceptanceWarning.__module__}.LowAcceptanceWarning")
 
@@ -92,3 +98,26 @@ def test_rows_that_end_early_do_not_disturb_the_others(speculating, option_promp
     for name, text, end, output in zip(option_texts, option_texts.values(), ends, outputs, strict=True):
         assert output.token_ids == text[: end + 1], name
         assert (output.finish_reason, output.stop_reason) == ("stop", text[end]), name
+
+
+class RoundedTarget(Target):
+    """Flat logits with one decimal, so that ties are common."""
+
+    def logits(self, x):
+        return jnp.round(super().logits(x) / 8, 1)
+
+
+def test_ties_are_broken_the_same_way_everywhere(target):
+    """C06: the first index wins in the one-row step, in the block, in prefill, and in numpy."""
+    rounded = RoundedTarget(target.config, dtype=jnp.float32, rngs=nnx.Rngs(0))
+    plain = LanguageModel(rounded, drafter=None)
+    text = plain.generate([5, 6, 7], max_new_tokens=40).token_ids
+    drafter = ScriptedDrafter([[5, 6, 7, *text]], [4, 0, 2, 3], num_drafts=4, vocab_size=97)
+    assert plain.with_drafter(drafter).generate([5, 6, 7], max_new_tokens=40).token_ids == text
+
+    tokens = jnp.asarray([[5, 6, 7, *text]], jnp.int32)
+    x, _, _ = jax.jit(lambda tokens: rounded(tokens, rounded.init_cache(1, 64)))(tokens)
+    logits = np.asarray(rounded.logits(x))[0, 2:-1]
+    assert np.argmax(logits, axis=-1).tolist() == text
+    num_tied = np.sum(logits == logits.max(axis=-1, keepdims=True), axis=-1)
+    assert np.sum(num_tied > 1) >= 20

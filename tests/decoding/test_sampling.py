@@ -17,6 +17,8 @@ from jetspec_jax.decoding.sampling import Draw, draw, position_noise
 from jetspec_jax.drafters.parallel import INPUT_NOISE_STREAM
 from jetspec_jax.sampling_params import GREEDY_BELOW, SamplingParams
 
+_draw = jax.jit(draw, static_argnames="spec")
+
 
 def draw_rows(logits: list[list[float]], *requests: SamplingParams, start: int = 1) -> Draw:
     """Draws rows at positions `start, start + 1, ..`, the same logits for each request."""
@@ -24,7 +26,7 @@ def draw_rows(logits: list[list[float]], *requests: SamplingParams, start: int =
     positions = jnp.broadcast_to(start + jnp.arange(len(logits)), (len(requests), len(logits)))
     prefix = Prefix(jnp.zeros((len(requests), 64), jnp.int32), positions, jnp.ones((len(requests),), jnp.int32))
     params = row_params(requests, eos_token_ids=(), vocab_size=values.shape[2], device=jax.devices()[0])
-    return draw(values, prefix, params, sampling_spec(requests))
+    return _draw(values, prefix, params, sampling_spec(requests))
 
 
 GREEDY = SamplingParams()

@@ -1,6 +1,8 @@
 """What `drafter=` accepts."""
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jetspec_jax.drafters import (
@@ -11,7 +13,8 @@ from jetspec_jax.drafters import (
     ParallelDrafter,
     as_drafter,
 )
-from jetspec_jax.testing import NoisyDrafter, ScriptedDrafter, random_drafter, tiny_config
+from jetspec_jax.language_model import LanguageModel
+from jetspec_jax.testing import NoisyDrafter, ScriptedDrafter, counting_target, random_drafter, tiny_config
 
 
 def drafter_of(spec, num_drafts=None) -> Drafter:
@@ -74,6 +77,21 @@ def test_function_sees_each_row_with_its_length(target, view_of):
     drafter = CallableDrafter(lambda tokens, length: jnp.stack([length, tokens[length - 1]]), 2)
     drafts, _ = drafter.propose((), target, (), view_of([[7, 8, 9], [5]]))
     assert drafts.tolist() == [[3, 9], [1, 5]]
+
+
+def test_function_that_cannot_be_traced_goes_through_a_callback():
+    def look_up(tokens, length):
+        """Plain Python on the host."""
+        last = np.asarray(tokens).tolist()[int(length) - 1]
+        return np.array([last + 1, last + 2, 0], np.int32)
+
+    def draft(tokens, length):
+        shape = jax.ShapeDtypeStruct((3,), jnp.int32)
+        return jax.pure_callback(look_up, shape, tokens, length, vmap_method="sequential")
+
+    output = LanguageModel(counting_target(97), drafter=draft, num_drafts=3).generate([5], max_new_tokens=10)
+    assert output.token_ids == list(range(6, 16))
+    assert output.stats.committed == [3, 3, 3]
 
 
 def test_function_keeps_its_name():

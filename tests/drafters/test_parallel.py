@@ -128,11 +128,10 @@ def nan_weights(draft: Draft) -> Draft:
 @pytest.mark.parametrize(
     ("overrides", "couple_noise"),
     [
-        pytest.param({}, False, id="without-shared-noise"),
         pytest.param(
             {"causal": False, "shift": False, "inputs": "mask", "mask_token_id": 96, "block_rows": 5},
-            True,
-            id="mask-inputs",
+            False,
+            id="mask-inputs-without-shared-noise",
         ),
     ],
 )
