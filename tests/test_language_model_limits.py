@@ -29,7 +29,8 @@ def follow(model: LanguageModel, texts: list[list[int]], script: list[int], num_
 @pytest.fixture(scope="module")
 def plain() -> LanguageModel:
     """A large cache: prompts up to 64 and 100 new tokens share one capacity."""
-    return LanguageModel(tiny_target(tiny_config(num_layers=1, taps=(0,), max_position_embeddings=192)), drafter=None)
+    config = tiny_config(num_layers=1, taps=(0,), max_position_embeddings=192)
+    return LanguageModel(tiny_target(config), drafter=None, max_batch=12)
 
 
 @pytest.fixture(scope="module")

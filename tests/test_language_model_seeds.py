@@ -9,7 +9,7 @@ from jetspec_jax.testing import tiny_config, tiny_target
 
 pytestmark = pytest.mark.filterwarnings(f"ignore::{LowAcceptanceWarning.__module__}.LowAcceptanceWarning")
 
-PROMPT, NUM_TOKENS = [5, 6, 7], 24
+PROMPT, NUM_TOKENS = [5, 6, 7], 16
 
 
 def request(seed: int | None, temperature: float = 1.0) -> SamplingParams:

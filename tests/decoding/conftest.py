@@ -8,7 +8,7 @@ import pytest
 from jetspec_jax.language_model import LanguageModel
 from jetspec_jax.models.target import Target
 from jetspec_jax.sampling_params import SamplingParams
-from jetspec_jax.testing import ScriptedDrafter, tiny_target
+from jetspec_jax.testing import ScriptedDrafter, tiny_config, tiny_target
 
 VOCAB_SIZE = 97
 
@@ -27,15 +27,23 @@ def plain(target) -> LanguageModel:
 
 
 @pytest.fixture(scope="session")
-def follow(plain) -> Follow:
-    """`follow(texts, script, num_drafts)`: the plain model's target with a drafter that knows these texts."""
-    models: dict[tuple[int, int], LanguageModel] = {}
+def shallow() -> LanguageModel:
+    """Plain decoding again, with a one-layer target: for programs that are expensive to compile as it is."""
+    return LanguageModel(tiny_target(tiny_config(num_layers=1, taps=(0,))), drafter=None)
 
-    def model_for(texts: Sequence[Sequence[int]], script: Sequence[int], num_drafts: int) -> LanguageModel:
-        key = (num_drafts, len(texts))
+
+@pytest.fixture(scope="session")
+def follow(plain) -> Follow:
+    """`follow(texts, script, num_drafts)`: a plain model with a drafter that knows these texts."""
+    models: dict[tuple[int, int, int], LanguageModel] = {}
+
+    def model_for(
+        texts: Sequence[Sequence[int]], script: Sequence[int], num_drafts: int, base: LanguageModel = plain
+    ) -> LanguageModel:
+        key = (id(base), num_drafts, len(texts))
         if key not in models:
             drafter = ScriptedDrafter(texts, script, num_drafts=num_drafts, vocab_size=VOCAB_SIZE)
-            models[key] = plain.with_drafter(drafter)
+            models[key] = base.with_drafter(drafter)
         model = models[key]
         model.programs.set_draft_leaves(model.drafter.follow(texts, script))
         return model
@@ -113,7 +121,7 @@ def option_prompts(prompt_of) -> list[list[int]]:
 
 
 @pytest.fixture(scope="session")
-def option_texts(plain, option_prompts, option_requests) -> dict[str, list[int]]:
+def option_texts(shallow, option_prompts, option_requests) -> dict[str, list[int]]:
     """Plain decoding's answer to each option, all in one batch."""
-    outputs = plain.generate(option_prompts, option_requests())
+    outputs = shallow.generate(option_prompts, option_requests())
     return dict(zip(OPTIONS, (output.token_ids for output in outputs), strict=True))

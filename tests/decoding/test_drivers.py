@@ -105,6 +105,21 @@ def test_rows_end_on_their_own(model):
         assert walks[row].finish_reason == "length"
 
 
+def test_finished_rows_are_inactive_on_the_device_within_two_rounds(model, monkeypatch):
+    seen, round_ = [], model.programs.round
+
+    def watched(state, active, params, spec, **options):
+        seen.append(jax.device_get(active).tolist())
+        return round_(state, active, params, spec, **options)
+
+    monkeypatch.setattr(model.programs, "round", watched)
+    iterator, _, _ = decode(model.programs, [[0], [50]], [5, 30])
+    list(iterator)
+    # The first row has its five tokens after the first round; the second round was queued before that was known.
+    assert seen[:2] == [[True, True]] * 2
+    assert seen[2:] == [[False, True]] * len(seen[2:])
+
+
 def test_cancelled_row_stops_and_the_others_go_on(model):
     iterator, walks, _ = decode(model.programs, [[0], [50]], [60, 60])
     rounds = []

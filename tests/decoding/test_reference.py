@@ -11,8 +11,10 @@ PADDED_LEN = 128
 
 
 @pytest.fixture(scope="module")
-def full_pass(target):
+def full_pass(shallow):
     """Logits of every position of a text, from a single call of the target on an empty cache."""
+
+    target = shallow.target
 
     @jax.jit
     def logits_of(tokens):
