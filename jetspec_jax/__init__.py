@@ -10,6 +10,7 @@ _PUBLIC = {
     "generate": "jetspec_jax.api",
     "stream": "jetspec_jax.api",
     "LanguageModel": "jetspec_jax.language_model",
+    "DraftLimitWarning": "jetspec_jax.language_model",
     "LowAcceptanceWarning": "jetspec_jax.language_model",
     "SamplingParams": "jetspec_jax.sampling_params",
     "GenerationOutput": "jetspec_jax.outputs",

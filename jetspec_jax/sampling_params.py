@@ -1,8 +1,9 @@
 """Options of one request, validated where the user makes them."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Real
 from typing import Any
 
 # Below this temperature every code path is greedy. One constant for the whole project (bug case C24).
@@ -56,12 +57,18 @@ class SamplingParams:
     logits_processors: tuple[Callable, ...] | list[Callable] = ()
 
     def __post_init__(self):
+        if not isinstance(self.stop, str | Sequence | None):
+            raise ValueError(f"stop must be a string or a list of strings, got {self.stop!r}")
         stop = () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if any(not isinstance(text, str) or not text for text in stop):
             raise ValueError(f"stop must hold non-empty strings, got {stop!r}")
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        object.__setattr__(self, "logits_processors", tuple(self.logits_processors))
+        for name in ("stop_token_ids", "logits_processors"):
+            if not isinstance(getattr(self, name), Sequence):
+                raise ValueError(f"{name} must be a list or tuple, got {getattr(self, name)!r}")
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if not isinstance(self.logit_bias, Mapping):
+            raise ValueError(f"logit_bias must map token ids to numbers, got {self.logit_bias!r}")
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         if self.max_new_tokens is not None:
             _check_int("max_new_tokens", self.max_new_tokens, 0)
@@ -86,8 +93,8 @@ class SamplingParams:
             _check_int("logit_bias", token_id, 0)
             _check_number(f"logit_bias[{token_id}]", bias, -math.inf, math.inf, allow_low=True)
         for processor in self.logits_processors:
-            if not callable(processor):
-                raise ValueError(f"logits_processors must be callables, got {processor!r}")
+            if not (callable(processor) and isinstance(processor, Hashable)):
+                raise ValueError(f"logits_processors must be hashable callables, got {processor!r}")
 
     @property
     def is_greedy(self) -> bool:
@@ -131,7 +138,7 @@ def _check_number(
     name: str, value: Any, low: float, high: float, *, low_open=False, high_open=False, allow_low=False
 ) -> None:
     """Refuses non-numbers, NaN, and values outside the interval; infinities only as an allowed lower end."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise ValueError(f"{name} must be a number, got {value!r}")
     is_low_inf = allow_low and value == -math.inf
     outside = value < low or value > high or (low_open and value == low) or (high_open and value == high)

@@ -30,13 +30,13 @@ def follow(model: LanguageModel, texts: list[list[int]], script: list[int], num_
 def plain() -> LanguageModel:
     """A large cache: prompts up to 64 and 100 new tokens share one capacity."""
     config = tiny_config(num_layers=1, taps=(0,), max_position_embeddings=192)
-    return LanguageModel(tiny_target(config), drafter=None, max_batch=12)
+    return LanguageModel(tiny_target(config), drafter=None, max_batch=6)
 
 
 @pytest.fixture(scope="module")
 def texts(plain) -> dict[int, list[int]]:
     """Plain greedy answers of 100 tokens to the prompt of each length."""
-    lengths = (1, 14, 15, 16, 17, 30, 48, 49, 50, 60, 63, 64)
+    lengths = (1, 14, 15, 16, 17, 64, 30, 48, 49, 50, 60, 63)  # two groups of the same shape
     outputs = plain.generate([prompt_of(n) for n in lengths], max_new_tokens=100)
     return {n: output.token_ids for n, output in zip(lengths, outputs, strict=True)}
 
@@ -62,14 +62,6 @@ def test_no_target_step_for_no_tokens(plain):
     model = plain.with_drafter("ngram")
     output = model.generate(prompt_of(3), max_new_tokens=0)
     assert (output.token_ids, output.stats.rounds, model.programs.num_compiled) == ([], 0, 0)
-
-
-def test_gamma_0_is_plain_decoding(plain, texts):
-    """I02."""
-    model = plain.with_drafter("ngram", num_drafts=0)
-    output = model.generate(prompt_of(50), max_new_tokens=20)
-    assert output.token_ids == texts[50][:20]
-    assert output.stats.tau == 1.0
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +103,7 @@ def test_drafting_stops_at_the_drafters_own_limit(plain, texts, prompt_len, stop
     drafter.max_len = 64
     model = plain.with_drafter(drafter)
     with pytest.warns(
-        UserWarning, match=rf"switched off at {stopped_at} tokens: the drafter was made for 64"
+        UserWarning, match=rf"switched off at {stopped_at} tokens in 1 of 1 texts: drafter 'scripted' was made for 64"
     ) as record:
         output = model.generate(prompt_of(prompt_len), max_new_tokens=60)
     assert len(record) == 1

@@ -260,7 +260,7 @@ def as_a_user(monkeypatch) -> None:
         pytest.param({"logit_bias": {-1: 1.0}}, "logit_bias must be in", id="C20-bias-negative"),
         pytest.param({"logit_bias": {2**31: 1.0}}, "logit_bias must be in", id="C20-bias-huge"),
         pytest.param({"logit_bias": {3: float("nan")}}, r"logit_bias\[3\] must be in", id="C20-bias-nan"),
-        pytest.param({"logits_processors": [3]}, "logits_processors must be callables, got 3", id="processor"),
+        pytest.param({"logits_processors": [3]}, "logits_processors must be hashable callables, got 3", id="processor"),
     ],
 )
 def test_refuses_bad_values_and_the_next_request_works(plain, as_a_user, options, message):

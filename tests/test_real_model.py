@@ -33,7 +33,7 @@ def test_eight_prompts_and_2048_tokens_equal_plain_decoding():
         same = sum(a == b for a, b in zip(speculative.token_ids, baseline.token_ids, strict=True))
         equal += same
         rows.append({"prompt": chat[0]["content"], "tokens": TOKENS_EACH, "equal": same, "tau": speculative.stats.tau})
+    assert equal == len(PROMPTS) * TOKENS_EACH == 2048
     record = {**environment(model), "tokens": len(PROMPTS) * TOKENS_EACH, "equal": equal, "prompts": rows}
     path = Path(__file__).parent.parent / "benchmarks" / "results" / "lossless_smollm2.json"
     path.write_text(json.dumps(record, indent=2) + "\n")
-    assert equal == len(PROMPTS) * TOKENS_EACH == 2048

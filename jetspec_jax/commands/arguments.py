@@ -2,8 +2,10 @@
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from jetspec_jax.api import load
@@ -16,6 +18,11 @@ _SAMPLING = tuple(
 )
 
 
+def cache_folder() -> Path:
+    """Where conversions and compiled programs are kept: `JETSPEC_CACHE`, or a folder in the user's cache."""
+    return Path(os.environ.get("JETSPEC_CACHE", Path.home() / ".cache" / "jetspec_jax"))
+
+
 def model_from(args: argparse.Namespace, *, num_drafts: int | None = None) -> LanguageModel:
     """Loads the model an invocation names."""
     return load(
@@ -24,6 +31,7 @@ def model_from(args: argparse.Namespace, *, num_drafts: int | None = None) -> La
         num_drafts=num_drafts,
         dtype=args.dtype,
         max_len=args.max_len,
+        cache_dir=cache_folder(),
         progress=False if args.json else None,
     )
 
@@ -56,7 +64,10 @@ def prompts_from(args: argparse.Namespace) -> tuple[list[Any], dict[str, Any]]:
         key, separator, value = item.partition("=")
         if not separator:
             raise ValueError(f"--template-arg {item!r} is not KEY=JSON")
-        template_kwargs[key] = json.loads(value)
+        try:
+            template_kwargs[key] = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"--template-arg {item!r}: {value!r} is not JSON ({error})") from error
     return [[*system, {"role": "user", "content": text}] for text in texts], template_kwargs
 
 

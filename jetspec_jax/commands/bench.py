@@ -13,8 +13,10 @@ from jetspec_jax.evaluation.tables import comparison_table
 
 def run(args: argparse.Namespace) -> int:
     """Prints the comparison, the verdict and, as the last line, JSON."""
-    if args.drafter == "autoregressive" or not args.num_drafts or min(args.num_drafts) < 1:
-        raise ValueError(f"bench compares with plain decoding: --num-drafts {args.num_drafts} must be positive")
+    if args.drafter == "autoregressive":
+        raise ValueError("bench compares with plain decoding, so --drafter autoregressive has no meaning")
+    if not args.num_drafts or min(args.num_drafts) < 1:
+        raise ValueError(f"--num-drafts {args.num_drafts} must be positive; plain decoding is always measured")
     params = params_from(args)
     if not params.is_greedy and params.seed is None:
         raise ValueError("bench compares texts: give --seed at temperature > 0")

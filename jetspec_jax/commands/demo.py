@@ -5,6 +5,7 @@ import argparse
 from rich.console import Console
 
 from jetspec_jax.api import load
+from jetspec_jax.commands.arguments import cache_folder
 from jetspec_jax.commands.generate import stream_blocks
 from jetspec_jax.evaluation.compare import Run
 from jetspec_jax.evaluation.lossless import check_lossless
@@ -24,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     """Streams both prompts with the blocks in colour, decodes them plainly too, and prints the table."""
     console = Console(highlight=False)
     params = SamplingParams(max_new_tokens=args.max_new_tokens)
-    model = load(args.model, drafter="ngram", num_drafts=args.num_drafts)
+    model = load(args.model, drafter="ngram", num_drafts=args.num_drafts, cache_dir=cache_folder())
     plain = model.with_drafter("autoregressive")
     console.print(
         f"{args.model}: {model.num_parameters / 1e6:.0f}M parameters, {model.dtype} on {model.device.platform}"
@@ -39,6 +40,8 @@ def run(args: argparse.Namespace) -> int:
         outputs = [[warm.generate(prompt, params)] for warm in (model, plain)]
         console.print(stats_table(model.drafter, *outputs))
         speculative, baseline = Run("ngram", args.num_drafts, outputs[0]), Run("autoregressive", 0, outputs[1])
+        if not baseline.rounds:
+            raise ValueError(f"--max-new-tokens {args.max_new_tokens} leaves nothing to measure, give at least 2")
         ratio = speculative.tokens_per_s / baseline.tokens_per_s
         if outputs[0][0].token_ids != outputs[1][0].token_ids:
             # In bf16 near ties may fall differently; anything else is a bug.

@@ -17,6 +17,10 @@ from jetspec_jax.text.blocks import ACCEPTED_STYLE, OWN_STYLE, BlockText
 def run(args: argparse.Namespace) -> int:
     """Generates, streaming to the terminal; status 1 if a text ended in an error."""
     params = params_from(args)
+    if args.json and args.show_blocks:
+        raise ValueError("--show-blocks colours text on a terminal; --json prints none")
+    if args.logprobs is not None and not args.json:
+        raise ValueError("--logprobs are printed with --json only")
     prompts, template_kwargs = prompts_from(args)
     model = model_from(args, num_drafts=args.num_drafts)
     console = Console(highlight=False)

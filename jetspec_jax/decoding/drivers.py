@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +63,7 @@ class FusedDriver:
         if all(walk.is_finished for walk in walks):
             return
         loop = _Loop(self.programs, prompts, walks, stats)
-        # No transfer may hide in the loop; the explicit ones are `device_put` of `active` and `drain_tokens`.
+        # No transfer may hide in the loop; the explicit ones are `device_put` of `active` and `drain`.
         with jax.transfer_guard("disallow"):
             loop.prefill()
         while loop.in_flight:
@@ -71,13 +72,17 @@ class FusedDriver:
                     loop.dispatch()
                 deliveries = loop.drain() if len(loop.in_flight) > 1 or not loop.may_dispatch() else []
             if deliveries:
+                paused = time.perf_counter()
                 yield deliveries
+                loop.began += time.perf_counter() - paused  # the consumer's time is not ours
 
 
 class _Loop:
     """State of one batch's decoding on the host."""
 
     def __init__(self, programs: Programs, prompts, walks: Sequence[TextWalk], stats: Sequence[DecodeStats]):
+        self.began = time.perf_counter()
+        self.compile_ms = 0.0
         self.programs, self.walks, self.stats = programs, walks, stats
         self.in_flight: deque[_InFlight] = deque()
         self.batch = len(prompts)
@@ -91,15 +96,14 @@ class _Loop:
         self.state = self._initial_state(prompts)
         self.active = np.array([not walk.is_finished for walk in walks])
         self.active_on_device = jax.device_put(self.active, programs.device)
-        self.began = time.perf_counter()
-        self.compile_ms_before = programs.compile_ms
 
     def _initial_state(self, prompts):
         longest, num_rows = int(self.prompt_lens.max()), self.programs.drafter.num_drafts + 1
         self.chunk_len = min(bucket(longest), PREFILL_CHUNK)
         padded = -(-longest // self.chunk_len) * self.chunk_len
-        # Look-ahead never counts against the user's limit: a whole block fits above the last position (C16).
-        needed = max(len(p) + walk.max_new_tokens for p, walk in zip(prompts, self.walks, strict=True)) + num_rows
+        # Look-ahead never counts against the user's limit (C16): a block that starts below the limit is committed
+        # whole, and one more block fits above it.
+        needed = max(len(p) + walk.max_new_tokens for p, walk in zip(prompts, self.walks, strict=True)) + 2 * num_rows
         tokens = np.zeros((self.batch, bucket(max(padded, needed))), np.int32)
         for row, prompt in enumerate(prompts):
             tokens[row, : len(prompt)] = prompt
@@ -113,9 +117,10 @@ class _Loop:
         last_x = jax.device_put(np.zeros((self.batch, width), self.programs.target.dtype), self.programs.device)
         for chunk in range(self.num_chunks):
             start = jax.device_put(np.int32(chunk * self.chunk_len), self.programs.device)
-            self.state, last_x, output = self.programs.prefill(
-                self.state, last_x, self.chunk_len, start, self.params, self.spec
-            )
+            with self._booking_compilation():
+                self.state, last_x, output = self.programs.prefill(
+                    self.state, last_x, self.chunk_len, start, self.params, self.spec
+                )
         self._push(output, is_prefill=True)
 
     def may_dispatch(self) -> bool:
@@ -131,9 +136,10 @@ class _Loop:
         if not np.array_equal(active, self.active):
             self.active = active
             self.active_on_device = jax.device_put(active, self.programs.device)
-        self.state, output = self.programs.round(
-            self.state, self.active_on_device, self.params, self.spec, is_drafting=self._is_drafting()
-        )
+        with self._booking_compilation():
+            self.state, output = self.programs.round(
+                self.state, self.active_on_device, self.params, self.spec, is_drafting=self._is_drafting()
+            )
         self._push(output, is_prefill=False)
 
     def _is_drafting(self) -> bool:
@@ -176,11 +182,17 @@ class _Loop:
             )
         return deliveries
 
+    @contextmanager
+    def _booking_compilation(self) -> Iterator[None]:
+        """Books what a call compiles on this loop; other loops may share the programs."""
+        before = self.programs.compile_ms
+        yield
+        self.compile_ms += self.programs.compile_ms - before
+
     def _record_time(self, row: int, is_prefill: bool) -> None:
-        compile_ms = self.programs.compile_ms - self.compile_ms_before
-        elapsed = 1e3 * (time.perf_counter() - self.began) - compile_ms
+        elapsed = 1e3 * (time.perf_counter() - self.began) - self.compile_ms
         stats = self.stats[row]
-        stats.compile_ms = compile_ms
+        stats.compile_ms = self.compile_ms
         if is_prefill:
             stats.prefill_ms = elapsed
         else:

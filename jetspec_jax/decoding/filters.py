@@ -46,7 +46,13 @@ def apply_filters(
         logits = jnp.where(too_short & _id_mask(params.end_ids, logits.shape[2])[:, None, :], -jnp.inf, logits)
     for processor in spec.logits_processors:
         over_rows = jax.vmap(processor, in_axes=(None, 0, 0))
-        logits = jax.vmap(over_rows)(prefix.tokens, prefix.length, logits)
+        processed = jax.vmap(over_rows)(prefix.tokens, prefix.length, logits)
+        if processed.shape != logits.shape or processed.dtype != logits.dtype:
+            raise ValueError(
+                f"logits processor {processor!r} must return float32 logits of shape [{logits.shape[2]}], "
+                f"got {processed.dtype}{list(processed.shape[2:])}"
+            )
+        logits = processed
     return logits
 
 
@@ -78,17 +84,23 @@ def _penalize(logits: Float[Array, "B T V"], prefix: Prefix, params: RowParams) 
     return logits - params.presence_penalty[:, None, None] * (generated > 0)
 
 
-def truncate(logits: Float[Array, "B T V"], params: RowParams) -> Float[Array, "B T V"]:
+def truncate(
+    logits: Float[Array, "B T V"], params: RowParams, *, by_top_k: bool = True, by_top_p: bool = True
+) -> Float[Array, "B T V"]:
     """Top-k, then top-p of what is left, then min-p, on logits already divided by the temperature.
 
     Both thresholds are found by bisection over the ordered bit patterns of fp32 (32 exact steps), not by sorting the
-    vocabulary: tokens that tie with the last kept one are all kept.
+    vocabulary: tokens that tie with the last kept one are all kept. A threshold that no row of the batch uses can be
+    left out.
     """
-    logits = _keep_top_k(logits, params.top_k)
-    probs = jax.nn.softmax(logits, axis=-1)
-    kept = _top_p_mask(probs, params.top_p)
-    kept &= probs >= params.min_p[:, None, None] * jnp.max(probs, axis=-1, keepdims=True)
-    return jnp.where(kept, logits, -jnp.inf)
+    is_nan = jnp.isnan(logits)
+    kept_logits = _keep_top_k(logits, params.top_k) if by_top_k else logits
+    probs = jax.nn.softmax(kept_logits, axis=-1)
+    kept = probs >= params.min_p[:, None, None] * jnp.max(probs, axis=-1, keepdims=True)
+    if by_top_p:
+        kept &= _top_p_mask(probs, params.top_p)
+    # A NaN, whatever its sign, must stay to be seen by the draw.
+    return jnp.where(is_nan, jnp.nan, jnp.where(kept, kept_logits, -jnp.inf))
 
 
 def _keep_top_k(logits: Float[Array, "B T V"], top_k: Int[Array, "B"]) -> Float[Array, "B T V"]:

@@ -7,6 +7,7 @@ refuses other shapes.
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -53,7 +54,7 @@ class Programs:
         self.on_compile: Callable[[str], Any] | None = None
         self._executables: dict[tuple, Callable] = {}
 
-    @property
+    @cached_property
     def target(self) -> Target:
         """The merged target; for shapes and configuration, not for computing."""
         return self.definition.merge(self.target_leaves)
@@ -127,6 +128,13 @@ class Programs:
             return jnp.zeros((state.tokens.shape[0], 0), jnp.int32), state.draft
         view = DraftView(state.tokens, state.length, params, spec)
         drafts, draft = self.drafter.propose(leaves, target, state.draft, view)
+        expected = (state.tokens.shape[0], self.drafter.num_drafts)
+        if drafts.shape != expected or not jnp.issubdtype(drafts.dtype, jnp.integer):
+            raise ValueError(
+                f"drafter {self.drafter.name!r} must propose integers of shape {list(expected)}, "
+                f"got {drafts.dtype}{list(drafts.shape)}"
+            )
+        drafts = drafts.astype(jnp.int32)
         if self.drafter.max_len is not None:
             fits = state.length + self.drafter.num_drafts <= self.drafter.max_len
             drafts = jnp.where(fits[:, None], drafts, NO_TOKEN)
@@ -139,7 +147,9 @@ class Programs:
             if self.on_compile is not None:
                 self.on_compile(f"compiling {key[0]} for {key[1][0]} x {key[1][1]} slots")
             began = time.perf_counter()
-            executable = jax.jit(program, donate_argnums=donated).lower(*args).compile()
+            # Constants that a user's function closes over are moved while lowering; only the loop is guarded.
+            with jax.transfer_guard("allow"):
+                executable = jax.jit(program, donate_argnums=donated).lower(*args).compile()
             self.compile_ms += 1e3 * (time.perf_counter() - began)
             self.num_compiled += 1
             self._executables[key] = executable

@@ -46,7 +46,7 @@ def verify_round(
 
     accepted = num_accepted(drafts, drawn.tokens)
     # A row the host has not stopped yet must not run past the buffers.
-    room = state.tokens.shape[1] - num_rows - state.length
+    room = jnp.maximum(state.tokens.shape[1] - num_rows - state.length, 0)
     committed = jnp.where(active, jnp.clip(accepted + 1, 0, room), 0)
     new_state = replace(
         state,
@@ -85,9 +85,10 @@ def prefill_chunk(
         State, `last_x`, the output (meaningful for the last chunk), and rows for the drafter.
     """
     batch = state.tokens.shape[0]
-    starts = jnp.broadcast_to(start, (batch,))
     tokens = jax.lax.dynamic_slice(state.tokens, (0, start), (batch, chunk_len))
-    x, taps, cache = target(tokens, state.cache.with_length(starts))
+    num_kept = jnp.clip(state.prompt_len - start, 0, chunk_len)
+    # Rows still in their prompt stand at `start`; the others have committed all of it and write garbage above it.
+    x, taps, cache = target(tokens, state.cache)
     offset = state.prompt_len - 1 - start  # of the last prompt position, in this chunk or not
     here = jnp.take_along_axis(x, jnp.clip(offset, 0, chunk_len - 1)[:, None, None], axis=1)[:, 0]
     last_x = jnp.where(((offset >= 0) & (offset < chunk_len))[:, None], here, last_x)
@@ -98,11 +99,8 @@ def prefill_chunk(
         state,
         tokens=write_tokens(state.tokens, drawn.tokens, state.prompt_len),
         length=state.prompt_len + 1,
-        cache=cache.with_length(state.prompt_len),
+        cache=cache.commit(num_kept),
     )
-    # Chunks beyond a short prompt teach its row nothing, and must not move its context past the prompt (C14).
-    rows = ContextRows(
-        tokens, taps, jnp.minimum(starts, state.prompt_len), jnp.clip(state.prompt_len - start, 0, chunk_len)
-    )
+    rows = ContextRows(tokens, taps, state.cache.length, num_kept)
     one = jnp.ones((batch,), jnp.int32)
     return new_state, last_x, RoundOutput.of_draw(drawn, one, one * 0), rows

@@ -22,7 +22,7 @@ class SamplingSpec:
 
     Attributes:
         samples: some row has a temperature above 0.
-        truncates: some sampling row uses top-k, top-p or min-p.
+        truncates: some sampling row uses top-k, top-p or min-p; `uses_top_k`, `uses_top_p`: that one.
         penalizes, biases, suppresses: some row uses penalties, `logit_bias`, `min_new_tokens`.
         num_logprobs: alternatives to return per token; None returns no logprobs.
         logits_processors: user functions, the same for the whole batch.
@@ -30,6 +30,8 @@ class SamplingSpec:
 
     samples: bool = False
     truncates: bool = False
+    uses_top_k: bool = False
+    uses_top_p: bool = False
     penalizes: bool = False
     biases: bool = False
     suppresses: bool = False
@@ -79,6 +81,8 @@ def sampling_spec(requests: Sequence[SamplingParams]) -> SamplingSpec:
     counts = [r.logprobs for r in requests if r.logprobs is not None]
     return SamplingSpec(
         samples=bool(sampling),
+        uses_top_k=any(bool(r.top_k) for r in sampling),
+        uses_top_p=any(r.top_p < 1 for r in sampling),
         truncates=any(r.top_k or r.top_p < 1 or r.min_p > 0 for r in sampling),
         penalizes=any(r.repetition_penalty != 1 or r.presence_penalty or r.frequency_penalty for r in requests),
         biases=any(r.logit_bias for r in requests),
@@ -97,7 +101,7 @@ def end_ids(request: SamplingParams, eos_token_ids: Sequence[int]) -> tuple[int,
 def row_params(
     requests: Sequence[SamplingParams], *, eos_token_ids: Sequence[int], vocab_size: int, device: jax.Device
 ) -> RowParams:
-    """Puts the options of a batch on the device. Requests without a seed get a fresh one each."""
+    """Puts the options of a batch on the device. Sampling requests without a seed get a fresh one each."""
     # A width that is a power of two, so that a longer list of ids rarely means a new program.
     ends = _padded([end_ids(r, eos_token_ids) for r in requests], vocab_size, np.int32)
     bias_ids = _padded([tuple(r.logit_bias) for r in requests], vocab_size, np.int32)
@@ -120,7 +124,7 @@ def row_params(
         "bias_ids": bias_ids,
         "bias_values": bias_values,
     }
-    seeds = [secrets.randbits(63) if r.seed is None else r.seed for r in requests]
+    seeds = [_seed_of(request) for request in requests]
     # Seeds have 63 bits: the low half makes the key, the high half is folded in.
     halves = np.array([(seed & 0xFFFFFFFF, seed >> 32) for seed in seeds], np.uint32)
     keys = jax.vmap(lambda pair: jax.random.fold_in(jax.random.key(pair[0]), pair[1]))(jnp.asarray(halves))
@@ -130,6 +134,13 @@ def row_params(
 def _fp32(value: float) -> float:
     """A number within the range of fp32, where 1e39 would become infinite; -inf (a banned token) stays."""
     return value if value == -np.inf else float(np.clip(value, -_FP32.max, _FP32.max))
+
+
+def _seed_of(request: SamplingParams) -> int:
+    """The request's seed. Greedy text has no noise, but drafts draw input noise, so it gets a fixed one."""
+    if request.seed is not None:
+        return request.seed
+    return 0 if request.is_greedy else secrets.randbits(63)
 
 
 def _padded(rows: Sequence[Sequence], fill, dtype) -> np.ndarray:

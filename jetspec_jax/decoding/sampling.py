@@ -73,7 +73,7 @@ def score(
     is_greedy = (params.temperature == 0)[:, None, None]
     scaled = filtered / jnp.where(is_greedy, 1.0, params.temperature[:, None, None])
     if spec.truncates:
-        scaled = truncate(scaled, params)
+        scaled = truncate(scaled, params, by_top_k=spec.uses_top_k, by_top_p=spec.uses_top_p)
     noise = position_noise(params.key, prefix.length, logits.shape[-1])
     return jnp.where(is_greedy, filtered, scaled + noise), jnp.where(is_greedy, filtered, scaled)
 

@@ -75,7 +75,7 @@ class TextWalk:
                 break
             if not is_finite:
                 position = self.prompt_len + len(self.token_ids)
-                self.error = f"the target's logits for position {position} are not finite"
+                self.error = f"logits for position {position} are not finite, from the target or after filters"
                 self._finish("error")
                 break
             self._take(int(token))

@@ -12,6 +12,7 @@ from jetspec_jax.drafters.protocol import Drafter, DraftView, StatelessDrafter
 from jetspec_jax.drafters.traceable import CallableDrafter
 
 __all__ = [
+    "DRAFTER_NAMES",
     "AutoregressiveDrafter",
     "CallableDrafter",
     "DraftView",
@@ -21,6 +22,10 @@ __all__ = [
     "StatelessDrafter",
     "as_drafter",
 ]
+
+
+# Names that `as_drafter` knows; `parallel` has random weights.
+DRAFTER_NAMES = ("autoregressive", "ngram", "parallel")
 
 
 def as_drafter(spec: Any, *, target: TargetConfig, dtype: DTypeLike, num_drafts: int | None = None) -> Drafter:

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key
 
-from jetspec_jax.config import DraftConfig, TargetConfig, draft_config_for
+from jetspec_jax.config import TargetConfig, draft_config_for
 from jetspec_jax.decoding.sampling import position_noise
 from jetspec_jax.decoding.state import ContextRows
 from jetspec_jax.drafters.protocol import DraftView
@@ -65,13 +65,12 @@ class ParallelDrafter:
 
     def init_state(self, batch: int, capacity: int) -> KVCache:
         """An empty context."""
-        shape: DraftConfig = self.config
         return KVCache.zeros(
-            num_layers=shape.num_layers,
+            num_layers=self.config.num_layers,
             batch=batch,
             capacity=capacity,
-            num_kv_heads=shape.shape.num_kv_heads,
-            head_dim=shape.shape.head_dim,
+            num_kv_heads=self.config.shape.num_kv_heads,
+            head_dim=self.config.shape.head_dim,
             dtype=self._dtype,
         )
 
@@ -80,13 +79,22 @@ class ParallelDrafter:
     ) -> tuple[Int[Array, "B G"], KVCache]:
         """One pass over [anchor, noise or mask ...]; the arg-max of each predicting row."""
         draft = self._definition.merge(leaves)
-        hidden = draft(target.embed(self._block(view)), state)
+        if (self.config.mask_token_id or 0) >= target.config.vocab_size:
+            raise ValueError(
+                f"mask_token_id={self.config.mask_token_id}, but the target has {target.config.vocab_size} ids"
+            )
+        hidden, state = draft(target.embed(self._block(view)), state)
         hidden = hidden[:, : self.num_drafts] if self.config.shift else hidden[:, 1:]
         logits = project(hidden.astype(target.dtype), target.head_weight, out_dtype=jnp.float32)
         return first_argmax(self._coupled(logits, view))[0], state
 
     def observe(self, leaves: Leaves, target: Target, state: KVCache, rows: ContextRows) -> KVCache:
         """Appends the kept rows to the context."""
+        if rows.taps.shape[2:] != (self.config.num_taps, self.config.shape.hidden_size):
+            raise ValueError(
+                f"the draft reads {self.config.num_taps} taps of width {self.config.shape.hidden_size}, "
+                f"the target gives {rows.taps.shape[2]} of width {rows.taps.shape[3]}"
+            )
         context = self._definition.merge(leaves).extend(state.with_length(rows.start), rows.taps)
         return context.commit(rows.num_kept)
 

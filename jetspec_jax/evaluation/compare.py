@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jetspec_jax.evaluation.phases import PhaseTimes, measure_phases
-from jetspec_jax.evaluation.repetition import loop_onset
+from jetspec_jax.evaluation.repetition import before_onset, loop_onset
 from jetspec_jax.language_model import LanguageModel
 from jetspec_jax.outputs import GenerationOutput
 from jetspec_jax.sampling_params import SamplingParams
@@ -46,17 +46,9 @@ class Run:
     @property
     def tau_without_loops(self) -> float | None:
         """`tau` with looping texts cut at the loop's onset."""
-        tokens, rounds = 0.0, 0
-        for output in self.outputs:
-            onset = loop_onset(output.token_ids)
-            counted = len(output.token_ids) if onset is None else onset
-            position = 1
-            for count in output.stats.committed:
-                if position >= counted:
-                    break
-                tokens, rounds = tokens + min(count, counted - position), rounds + 1
-                position += count
-        return tokens / rounds if rounds else None
+        counts = [before_onset(output.stats.committed, output.token_ids) for output in self.outputs]
+        rounds = sum(count.rounds for count in counts)
+        return sum(count.tokens for count in counts) / rounds if rounds else None
 
     @property
     def decode_ms(self) -> float:
@@ -106,6 +98,8 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """One plain sentence."""
+        if not self.baseline.rounds:
+            return "Too short to compare: the texts have one token, and it comes from prefill."
         best = self.best
         if best is self.baseline:
             fastest = max(self.runs, key=lambda run: run.tokens_per_s)
@@ -161,17 +155,15 @@ def compare(
         prompts: as for `LanguageModel.generate`, decoded one at a time.
         params: a seed is needed to compare texts at temperature > 0.
         num_drafts: block sizes to try; None is the drafter's default.
-        drafter: a name or a drafter; None keeps the model's.
+        drafter: a name; None keeps the model's drafter, which then fixes the block size.
         repeats: calls behind each phase time.
     """
     baseline = _run(model.with_drafter("autoregressive"), prompts, params)
     runs = []
     for count in num_drafts:
-        candidate = (
-            model
-            if drafter is None and count is None
-            else model.with_drafter(model.drafter.name if drafter is None else drafter, num_drafts=count)
-        )
+        candidate = model if drafter is None else model.with_drafter(drafter, num_drafts=count)
+        if count not in (None, candidate.drafter.num_drafts):
+            raise ValueError(f"drafter {candidate.drafter.name!r} drafts {candidate.drafter.num_drafts}, not {count}")
         run = _run(candidate, prompts, params)
         middle = sum(len(o.prompt_token_ids) + len(o.token_ids) // 2 for o in run.outputs) // len(run.outputs)
         run.phases = measure_phases(candidate, context_len=max(middle, 1), params=params, repeats=repeats)

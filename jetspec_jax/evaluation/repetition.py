@@ -4,6 +4,7 @@ Generation itself is never cut.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 SPAN, COPIES = 64, 3
 
@@ -29,17 +30,27 @@ def loop_onset(token_ids: Sequence[int], *, span: int = SPAN, copies: int = COPI
     return onset if found >= copies else None
 
 
-def tau_before(committed: Sequence[int], num_tokens: int) -> float | None:
-    """Acceptance length over the rounds that lie before token `num_tokens`.
+class RoundCount(NamedTuple):
+    """Rounds and the tokens they delivered."""
+
+    rounds: int
+    tokens: int
+
+
+def before_onset(committed: Sequence[int], token_ids: Sequence[int], *, onset: int | None = None) -> RoundCount:
+    """Rounds and tokens of a text up to the start of its loop; all of them if it does not loop.
 
     Args:
         committed: delivered tokens per round; the first generated token belongs to no round.
-        num_tokens: generated tokens to count.
+        token_ids: the text.
+        onset: where the loop starts; None looks for it.
     """
+    onset = loop_onset(token_ids) if onset is None else onset
+    counted = len(token_ids) if onset is None else onset
     position, rounds, tokens = 1, 0, 0
     for count in committed:
-        if position >= num_tokens:
+        if position >= counted:
             break
-        kept = min(count, num_tokens - position)
-        position, rounds, tokens = position + count, rounds + 1, tokens + kept
-    return tokens / rounds if rounds else None
+        rounds, tokens = rounds + 1, tokens + min(count, counted - position)
+        position += count
+    return RoundCount(rounds, tokens)

@@ -46,7 +46,9 @@ class KVCache:
     def write(self, layer: int, keys: Float[Array, "B T K H"], values: Float[Array, "B T K H"]) -> "KVCache":
         """Stores T rows of one layer at positions `length .. length + T - 1`, without committing them."""
         new_keys = write_rows(self.keys[layer], keys, self.length)
-        new_values = write_rows(self.values[layer], values, self.length)
+        # A masked value has weight 0, and 0 * NaN is NaN: a drafted row that overflowed must not reach the others. A
+        # row that is kept shows its own NaN in its logits.
+        new_values = write_rows(self.values[layer], jnp.nan_to_num(values), self.length)
         return replace(
             self,
             keys=(*self.keys[:layer], new_keys, *self.keys[layer + 1 :]),

@@ -32,18 +32,6 @@ class Draft(nnx.Module):
         """Dtype of the weights; may differ from the target's."""
         return self.fc.weight[...].dtype
 
-    def init_context(self, batch: int, capacity: int) -> KVCache:
-        """An empty context cache."""
-        shape = self.config.shape
-        return KVCache.zeros(
-            num_layers=self.config.num_layers,
-            batch=batch,
-            capacity=capacity,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            dtype=self.dtype,
-        )
-
     def extend(self, context: KVCache, taps: Float[Array, "B T M D"]) -> KVCache:
         """Writes the injected keys and values of T new context rows, without committing them."""
         features = self.hidden_norm(self.fc(taps.reshape(*taps.shape[:2], -1).astype(self.dtype)))
@@ -53,7 +41,7 @@ class Draft(nnx.Module):
             context = context.write(index, keys, values)
         return context
 
-    def __call__(self, x: Float[Array, "B T D"], context: KVCache) -> Float[Array, "B T D"]:
+    def __call__(self, x: Float[Array, "B T D"], context: KVCache) -> tuple[Float[Array, "B T D"], KVCache]:
         """One pass over a block whose row 0, the anchor, stands at position `context.length`.
 
         Args:
@@ -61,7 +49,8 @@ class Draft(nnx.Module):
             context: true context before the anchor; the block's own keys go above its length and are not kept.
 
         Returns:
-            Normalised hidden states, ready for the target's head.
+            Normalised hidden states, ready for the target's head, and the context with garbage above its length (so
+            that donated buffers need no copy).
         """
         num_rows = x.shape[1]
         angles = self._angles(context, num_rows)
@@ -74,7 +63,7 @@ class Draft(nnx.Module):
             q, k, v = layer.attention.queries_keys_values(layer.attention_norm(x), angles, self.config.rope)
             context = context.write(index, k, v)
             x = layer.finish(x, attend(q, context.keys[index], context.values[index], mask))
-        return self.norm(x)
+        return self.norm(x), context
 
     def _angles(self, context: KVCache, num_rows: int) -> Float[Array, "B T half"]:
         positions = context.length[:, None] + jnp.arange(num_rows, dtype=jnp.int32)[None, :]

@@ -4,9 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-# fp32 operands are multiplied in fp32: GPUs would otherwise use TF32, and a block and a single row would then differ
-# enough to change the text. Without effect on bf16 operands.
-HIGHEST = jax.lax.Precision.HIGHEST
+from jetspec_jax.ops.project import HIGHEST
 
 
 def causal_mask(query_positions: Int[Array, "B T"], num_keys: int, window: int | None = None) -> Bool[Array, "B T S"]:

@@ -77,16 +77,17 @@ PROMPT_LENS = (5, 20, 33)  # one, two and three chunks of 16
 
 
 @pytest.fixture(scope="module")
-def context_texts(plain, prompt_of) -> list[list[int]]:
+def context_texts(shallow, prompt_of) -> list[list[int]]:
     prompts = [prompt_of(n) for n in PROMPT_LENS]
-    return [p + plain.generate(p, max_new_tokens=90).token_ids for p in prompts]
+    outputs = shallow.generate(prompts, max_new_tokens=90)
+    return [prompt + output.token_ids for prompt, output in zip(prompts, outputs, strict=True)]
 
 
 @pytest.fixture(scope="module")
-def context_programs(target, context_texts) -> Programs:
-    draft = Draft(draft_config_for(target.config, num_layers=1), dtype=jnp.float32, rngs=nnx.Rngs(0))
+def context_programs(shallow, context_texts) -> Programs:
+    draft = Draft(draft_config_for(shallow.config, num_layers=1), dtype=jnp.float32, rngs=nnx.Rngs(0))
     scripted = ScriptedDrafter(context_texts, [0], num_drafts=4, vocab_size=97)
-    return LanguageModel(target, drafter=ScriptedContextDrafter(draft, scripted)).programs
+    return shallow.with_drafter(ScriptedContextDrafter(draft, scripted)).programs
 
 
 def check_lengths(state: RoundState) -> None:

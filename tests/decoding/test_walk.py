@@ -73,7 +73,7 @@ def test_error_names_the_absolute_position():
     walk = walk_of(prompt_len=3)
     advance(walk, "ab")
     advance(walk, "cd", bad=1)
-    assert walk.error == "the target's logits for position 6 are not finite"  # 3 + "abc"
+    assert walk.error == "logits for position 6 are not finite, from the target or after filters"  # 3 + "abc"
 
 
 def test_stop_string_across_rounds():

@@ -24,7 +24,7 @@ def draft_of(target, seed: int = 0, **overrides) -> Draft:
 def context_rows(target, texts: list[list[int]], width: int = 8) -> ContextRows:
     """What the target tells a drafter of committed texts, the anchor left out."""
     tokens = jnp.asarray([[*text[:-1], *[0] * (width - len(text) + 1)] for text in texts], jnp.int32)
-    _, taps, _ = target(tokens, target.init_cache(len(texts), 32))
+    taps = jax.jit(lambda tokens: target(tokens, target.init_cache(len(texts), 32))[1])(tokens)
     kept = jnp.asarray([len(text) - 1 for text in texts], jnp.int32)
     return ContextRows(tokens, taps, kept * 0, kept)
 

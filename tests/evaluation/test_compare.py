@@ -56,7 +56,8 @@ def test_verdict_is_plain(speculative_ms, best, words):
 
 def test_compare_measures_phases_and_finds_equal_texts():
     model = LanguageModel(tiny_target(), drafter="ngram", num_drafts=3)
-    comparison = compare(model, [[5, 6, 7], [1]], SamplingParams(max_new_tokens=10), num_drafts=(2, 3), repeats=3)
+    params = SamplingParams(max_new_tokens=10)
+    comparison = compare(model, [[5, 6, 7], [1]], params, drafter="ngram", num_drafts=(2, 3), repeats=3)
     assert comparison.same_text == [True, True]
     assert [run.num_drafts for run in comparison.runs] == [2, 3]
     for run in comparison.runs:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jetspec_jax.evaluation.repetition import loop_onset, tau_before
+from jetspec_jax.evaluation.repetition import before_onset, loop_onset
 
 
 @pytest.mark.parametrize(
@@ -32,15 +32,14 @@ def test_cycle_of_seven_tokens_is_a_loop_by_the_rule_of_64():
 
 
 @pytest.mark.parametrize(
-    ("committed", "num_tokens", "expected"),
+    ("num_tokens", "onset", "expected"),
     [
         # Rounds of 2, 4, 4 after the first token: tokens 1-2, 3-6, 7-10.
-        pytest.param([2, 4, 4], 11, 10 / 3, id="whole-text"),
-        pytest.param([2, 4, 4], 7, 6 / 2, id="cut-between-rounds"),
-        pytest.param([2, 4, 4], 5, 4 / 2, id="cut-inside-a-round"),
-        pytest.param([2, 4, 4], 1, None, id="only-the-first-token"),
-        pytest.param([], 1, None, id="no-rounds"),
+        pytest.param(11, None, (3, 10), id="whole-text"),
+        pytest.param(11, 7, (2, 6), id="cut-between-rounds"),
+        pytest.param(11, 5, (2, 4), id="cut-inside-a-round"),
+        pytest.param(11, 1, (0, 0), id="only-the-first-token"),
     ],
 )
-def test_tau_before(committed, num_tokens, expected):
-    assert tau_before(committed, num_tokens) == expected
+def test_before_onset(num_tokens, onset, expected):
+    assert before_onset([2, 4, 4], range(num_tokens), onset=onset) == expected
