@@ -55,6 +55,12 @@ def speculating(plain) -> LanguageModel:
     return plain.with_drafter(NgramDrafter(4, min_ngram=1))
 
 
+@pytest.fixture
+def as_a_user(monkeypatch) -> None:
+    """Users have no type checker that would refuse a bad value before the library sees it."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
 GREEDY = {"max_new_tokens": 30, "ignore_eos": True}
 SAMPLED = {**GREEDY, "temperature": 1.0, "seed": 3}
 # One option changed against one of the two; in one batch, so that one program must tell the rows apart.
@@ -168,6 +174,19 @@ def test_processors_see_committed_tokens_and_the_drafts_before_their_row():
     assert recorded == {prefix for prefix in wanted if len(prefix) <= 10}
 
 
+def test_processor_may_close_over_host_arrays(plain):
+    """A constant of the user's is no hidden transfer in the loop."""
+    push = np.arange(VOCAB_SIZE, dtype=np.float32)
+    processor = lambda tokens, length, logits: logits + 10 * push  # noqa: E731
+    output = plain.generate([0], max_new_tokens=5, ignore_eos=True, logits_processors=[processor])
+    assert output.token_ids == [VOCAB_SIZE - 1] * 5
+
+
+def test_numbers_of_numpy_are_numbers(plain, as_a_user):
+    one = plain.generate([0], max_new_tokens=np.int64(5), temperature=np.float32(1.0), seed=np.int64(3))
+    assert one.token_ids == plain.generate([0], max_new_tokens=5, temperature=1, seed=3).token_ids
+
+
 def test_requests_with_different_processors_cannot_share_a_batch(plain):
     double = SamplingParams(logits_processors=[lambda tokens, length, logits: 2 * logits])
     with pytest.raises(ValueError, match="must have the same logits_processors"):
@@ -223,12 +242,6 @@ def test_temperatures_alone_and_in_one_batch(plain):
     assert [len(text) for text in mixed] == [20] * 7
 
 
-@pytest.fixture
-def as_a_user(monkeypatch) -> None:
-    """Users have no type checker that would refuse a bad value before the library sees it."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -261,6 +274,10 @@ def as_a_user(monkeypatch) -> None:
         pytest.param({"logit_bias": {2**31: 1.0}}, "logit_bias must be in", id="C20-bias-huge"),
         pytest.param({"logit_bias": {3: float("nan")}}, r"logit_bias\[3\] must be in", id="C20-bias-nan"),
         pytest.param({"logits_processors": [3]}, "logits_processors must be hashable callables, got 3", id="processor"),
+        pytest.param({"logits_processors": 3}, "logits_processors must be a list or tuple, got 3", id="no-list"),
+        pytest.param({"stop_token_ids": 5}, "stop_token_ids must be a list or tuple, got 5", id="stop-ids-no-list"),
+        pytest.param({"logit_bias": [1, 2]}, "logit_bias must map token ids to numbers", id="bias-no-mapping"),
+        pytest.param({"stop": 3}, "stop must be a string or a list of strings, got 3", id="stop-number"),
     ],
 )
 def test_refuses_bad_values_and_the_next_request_works(plain, as_a_user, options, message):

@@ -19,8 +19,7 @@ def environment(model: LanguageModel | None = None) -> dict[str, Any]:
         "device": _device_name(),
         "num_devices": jax.device_count(),
         "versions": {"python": platform.python_version(), **{p: version(p) for p in ("jax", "jaxlib", "flax")}},
-        # The program's name without its folder: records are committed.
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": _command(),
     }
     if model is not None:
         record["model"] = {
@@ -29,6 +28,13 @@ def environment(model: LanguageModel | None = None) -> dict[str, Any]:
             "dtype": jax.numpy.dtype(model.dtype).name,
         }
     return record
+
+
+def _command() -> str:
+    """How the program was started, without folders of this machine: records are committed."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    program = Path(sys.argv[0]).name if spec is None else f"python -m {spec.name.removesuffix('.__main__')}"
+    return " ".join([program, *sys.argv[1:]])
 
 
 def _device_name() -> str:
