@@ -183,8 +183,8 @@ def test_processor_may_close_over_host_arrays(plain):
 
 
 def test_numbers_of_numpy_are_numbers(plain, as_a_user):
-    one = plain.generate([0], max_new_tokens=np.int64(5), temperature=np.float32(1.0), seed=np.int64(3))
-    assert one.token_ids == plain.generate([0], max_new_tokens=5, temperature=1, seed=3).token_ids
+    one = plain.generate([0], max_new_tokens=np.int64(30), temperature=np.float32(1.0), seed=np.int64(3))
+    assert one.token_ids == plain.generate([0], max_new_tokens=30, temperature=1, seed=3).token_ids
 
 
 def test_requests_with_different_processors_cannot_share_a_batch(plain):
@@ -234,12 +234,12 @@ def test_each_request_gets_the_number_of_logprobs_it_asked_for(plain):
 def test_temperatures_alone_and_in_one_batch(plain):
     """C24: one threshold for greedy, no NaN at the ends."""
     temperatures = (0.0, 1e-40, 1e-6, 1e-5, 1e-3, 1.0, 100.0)
-    requests = [SamplingParams(temperature=t, seed=1, max_new_tokens=20, ignore_eos=True) for t in temperatures]
+    requests = [SamplingParams(temperature=t, seed=1, **GREEDY) for t in temperatures]
     mixed = [output.token_ids for output in plain.generate([[0]] * 7, requests)]
     assert mixed == [plain.generate([0], request).token_ids for request in requests]
     assert mixed[0] == mixed[1] == mixed[2] == mixed[3]  # 1e-5 samples, but nothing is within 1e-4 of the maximum
     assert len({tuple(text) for text in mixed[3:]}) >= 3
-    assert [len(text) for text in mixed] == [20] * 7
+    assert [len(text) for text in mixed] == [30] * 7
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ PROMPT_LENS = (1, 2, 15, 16, 17, 64)
 
 def new_tokens(prompt_len: int) -> int:
     """200, fewer for the long prompt, so that all prompts share one capacity."""
-    return 200 if prompt_len < 64 else 170
+    return 200 if prompt_len < 64 else 160
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,8 @@ class Run:
         return output.num_committed.tolist()
 
     def texts(self) -> list[list[int]]:
-        return [self.state.tokens[row, :length].tolist() for row, length in enumerate(self.state.length.tolist())]
+        tokens, lengths = jax.device_get((self.state.tokens, self.state.length))
+        return [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
 
 
 class ScriptedContextDrafter(ParallelDrafter):
@@ -94,7 +95,7 @@ def check_lengths(state: RoundState) -> None:
     assert state.cache.length.tolist() == (state.length - 1).tolist() == state.draft[0].length.tolist()
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=10)
 @given(script=st.lists(st.integers(0, 4), min_size=1, max_size=10))
 def test_draft_context_and_cache_are_one_short_of_the_text(context_programs, context_texts, prompt_of, script):
     """C14: after prefill in several chunks and after every round of any script."""
@@ -184,11 +185,11 @@ def test_rows_beyond_the_length_are_never_read(plain, follow, prompt_of):
 def test_no_recompilation_over_200_rounds(follow, plain, prompt_of):
     """C15: accepted lengths change, shapes do not."""
     prompt = prompt_of(2)
-    text = plain.generate(prompt, max_new_tokens=238).token_ids
+    text = plain.generate(prompt, max_new_tokens=222).token_ids
     model = follow([prompt + text], [0] * 8 + [1, 0], 15)
-    model.generate(prompt, max_new_tokens=238)
+    model.generate(prompt, max_new_tokens=222)
     compiled = model.programs.num_compiled
-    output = model.generate(prompt, max_new_tokens=238)
+    output = model.generate(prompt, max_new_tokens=222)
     assert output.stats.rounds > 200
     assert output.token_ids == text
     assert model.programs.num_compiled == compiled

@@ -53,11 +53,13 @@ def prefilled(programs) -> tuple[RoundState, list]:
 
 def check_invariants(state: RoundState, num_committed: list[int]) -> None:
     """Texts count upwards, the cache holds all of each text but the anchor."""
+    anchors = state.anchor.tolist()
+    state = jax.device_get(state)
     for row, (prompt, count) in enumerate(zip(PROMPTS, num_committed, strict=True)):
         text = [(prompt[0] + i) % VOCAB_SIZE for i in range(len(prompt) + count)]
         assert state.length[row] == len(text)
         assert state.tokens[row, : len(text)].tolist() == text
-        assert state.anchor[row] == text[-1]
+        assert anchors[row] == text[-1]
         assert state.cache.length[row] == len(text) - 1
         assert state.cache.keys[0][row].reshape(-1)[: len(text) - 1].tolist() == text[:-1]
 

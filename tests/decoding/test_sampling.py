@@ -22,9 +22,10 @@ _draw = jax.jit(draw, static_argnames="spec")
 
 def draw_rows(logits: list[list[float]], *requests: SamplingParams, start: int = 1) -> Draw:
     """Draws rows at positions `start, start + 1, ..`, the same logits for each request."""
-    values = jnp.broadcast_to(jnp.asarray(logits, jnp.float32), (len(requests), *np.shape(logits)))
-    positions = jnp.broadcast_to(start + jnp.arange(len(logits)), (len(requests), len(logits)))
-    prefix = Prefix(jnp.zeros((len(requests), 64), jnp.int32), positions, jnp.ones((len(requests),), jnp.int32))
+    batch = len(requests)
+    values = jnp.asarray(np.broadcast_to(np.float32(logits), (batch, *np.shape(logits))))
+    positions = jnp.asarray(np.broadcast_to(np.arange(start, start + len(logits), dtype=np.int32), values.shape[:2]))
+    prefix = Prefix(jnp.asarray(np.zeros((batch, 64), np.int32)), positions, jnp.asarray(np.ones(batch, np.int32)))
     params = row_params(requests, eos_token_ids=(), vocab_size=values.shape[2], device=jax.devices()[0])
     return _draw(values, prefix, params, sampling_spec(requests))
 
