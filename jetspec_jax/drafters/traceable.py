@@ -18,7 +18,8 @@ from jetspec_jax.models.target import Target
 class CallableDrafter(StatelessDrafter):
     """Wraps `function(tokens [S], length []) -> [num_drafts]`, traced and mapped over the batch.
 
-    `tokens[:length]` are the committed tokens. A function that is not traceable can use `jax.pure_callback`.
+    `tokens[:length]` are the committed tokens. A function that is not traceable can use `jax.pure_callback`;
+    inside the callback take `np.asarray` of the arguments first, since implicit transfers are refused in the loop.
     """
 
     def __init__(self, function: Callable, num_drafts: int):
