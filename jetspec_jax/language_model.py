@@ -20,7 +20,7 @@ from jetspec_jax.progress import Progress
 from jetspec_jax.sampling_params import SamplingParams, sampling_params
 from jetspec_jax.text.chat import Prompt, encode_prompt, is_batch
 from jetspec_jax.text.streaming import IncrementalDetokenizer
-from jetspec_jax.text.tokenizer import Tokenizer
+from jetspec_jax.text.tokenizer import NoTokenizer, Tokenizer
 
 # A draft that commits hardly more than the bonus token over this many rounds is probably broken (bug case C25).
 _WARN_ROUNDS, _WARN_TAU = 50, 1.05
@@ -179,7 +179,7 @@ class LanguageModel:
 
     def _encode(self, index: int, prompt: Prompt, template_kwargs: Mapping[str, Any]) -> list[int]:
         ids = encode_prompt(
-            _NoTokenizer() if self.tokenizer is None else self.tokenizer,
+            NoTokenizer() if self.tokenizer is None else self.tokenizer,
             prompt,
             chat_template_kwargs=template_kwargs,
             vocab_size=self.config.vocab_size,
@@ -255,28 +255,6 @@ class LanguageModel:
                 LowAcceptanceWarning,
                 stacklevel=3,
             )
-
-
-class _NoTokenizer:
-    """Stands in where a model has no tokenizer: only token ids can be prompts."""
-
-    vocab_size: int = 0
-    bos_token_id: int | None = None
-    eos_token_ids: tuple[int, ...] = ()
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        if text:
-            raise ValueError("text prompts need a tokenizer, and this model has none: give token ids")
-        return []
-
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        raise NotImplementedError("no tokenizer")
-
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> list[int]:
-        raise ValueError("chat prompts need a tokenizer, and this model has none: give token ids")
-
-    def is_special(self, token_id: int) -> bool:
-        raise NotImplementedError("no tokenizer")
 
 
 def _logprobs(delivery: Delivery) -> list[TokenLogprob]:

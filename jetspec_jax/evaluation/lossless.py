@@ -123,7 +123,7 @@ def _teacher_force(model: LanguageModel, text: np.ndarray, prompt_len: int, para
     spec = sampling_spec([params])
     options = row_params(
         [params],
-        eos_token_ids=model.config.eos_token_ids,
+        eos_token_ids=model.eos_token_ids,
         vocab_size=model.config.vocab_size,
         device=model.device,
     )

@@ -59,7 +59,7 @@ def measure_phases(
     request = [params or SamplingParams()]
     spec = sampling_spec(request)
     vocab_size = model.config.vocab_size
-    options = row_params(request, eos_token_ids=model.config.eos_token_ids, vocab_size=vocab_size, device=model.device)
+    options = row_params(request, eos_token_ids=model.eos_token_ids, vocab_size=vocab_size, device=model.device)
     num_rows = drafter.num_drafts + 1
     capacity = bucket(context_len + 2 * num_rows)
     random = np.random.default_rng(0)

@@ -181,6 +181,32 @@ class HFTokenizer:
         return self._backend.decoder.decode(tokens)
 
 
+class NoTokenizer:
+    """Stands in where a model has no tokenizer: only token ids can be prompts."""
+
+    vocab_size: int = 0
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Nothing, for a prompt without text."""
+        if text:
+            raise ValueError("text prompts need a tokenizer, and this model has none: give token ids")
+        return []
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Never asked for: without a tokenizer there is no text."""
+        raise NotImplementedError("no tokenizer")
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> list[int]:
+        """Refused."""
+        raise ValueError("chat prompts need a tokenizer, and this model has none: give token ids")
+
+    def is_special(self, token_id: int) -> bool:
+        """Never asked for."""
+        raise NotImplementedError("no tokenizer")
+
+
 def load_tokenizer(path: Path) -> HFTokenizer:
     """The tokenizer of a checkpoint folder (`tokenizer.json`, `tokenizer_config.json`) or of a `.gguf` file.
 

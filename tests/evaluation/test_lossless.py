@@ -10,7 +10,7 @@ from jetspec_jax.evaluation.lossless import check_lossless
 from jetspec_jax.language_model import LanguageModel
 from jetspec_jax.models.cache import KVCache
 from jetspec_jax.sampling_params import SamplingParams
-from jetspec_jax.testing import TableTarget, random_drafter, tiny_target
+from jetspec_jax.testing import ByteTokenizer, TableTarget, counting_target, random_drafter, tiny_target
 
 PROMPT = [5, 6, 7]
 
@@ -72,3 +72,17 @@ def test_sampled_text_without_seed_cannot_be_checked():
     model = LanguageModel(TableTarget(np.zeros((3, 3))), drafter="autoregressive")
     with pytest.raises(ValueError, match="seed"):
         check_lossless(model, [0], [1], SamplingParams(temperature=1.0))
+
+
+def test_end_of_text_ids_of_the_tokenizer_are_the_checks_too():
+    # The config names none; the byte tokenizer ends with 257, which must not be drawn before five tokens are there.
+    model = LanguageModel(counting_target(258), ByteTokenizer(), drafter=None)
+    params = SamplingParams(max_new_tokens=8, min_new_tokens=5)
+    output = model.generate([254], params)
+    assert output.token_ids == [255, 256, 0, 1, 2, 3, 4, 5]
+    assert check_lossless(model, [254], output.token_ids, params).is_lossless
+
+
+def test_empty_text_is_lossless():
+    model = LanguageModel(TableTarget(np.zeros((3, 3))), drafter="autoregressive")
+    assert check_lossless(model, [0], [], SamplingParams()).is_lossless
