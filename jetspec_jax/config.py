@@ -198,3 +198,42 @@ def draft_config_for(target: TargetConfig, **overrides: Any) -> DraftConfig:
     )
     defaults = {"shape": shape, "num_layers": 5, "num_taps": len(target.taps), "rope": target.rope_of(target.taps[-1])}
     return DraftConfig(**(defaults | overrides))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterConfig:
+    """The adapter: a chain of modules that predicts the tapped states of a block from its tokens (handbook 7.4).
+
+    Attributes:
+        shape: sizes of each layer, the target's own.
+        layers_per_module: module j predicts tap j from tap j-1 (the first one from token embeddings).
+        rope: RoPE of every layer, the target's.
+    """
+
+    shape: TransformerShape
+    layers_per_module: tuple[int, ...]
+    rope: RopeConfig
+
+    def __post_init__(self):
+        if not self.layers_per_module or min(self.layers_per_module) < 1:
+            raise ValueError(f"layers_per_module={self.layers_per_module} needs at least one layer in every module")
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of all modules."""
+        return sum(self.layers_per_module)
+
+
+def adapter_config_for(target: TargetConfig, **overrides: Any) -> AdapterConfig:
+    """The default adapter of a target: one module a tap, the deeper ones with a third layer; (2, 2, 2, 3, 3) for five.
+
+    Raises:
+        ValueError: the number of modules is not the number of taps.
+    """
+    num_deep = round(0.4 * len(target.taps))
+    split = (2,) * (len(target.taps) - num_deep) + (3,) * num_deep
+    full = dict(target.ropes).get("full_attention", target.ropes[0][1])
+    config = AdapterConfig(**({"shape": target.shape, "layers_per_module": split, "rope": full} | overrides))
+    if len(config.layers_per_module) != len(target.taps):
+        raise ValueError(f"layers_per_module={config.layers_per_module} for the {len(target.taps)} taps {target.taps}")
+    return config

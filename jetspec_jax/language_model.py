@@ -2,17 +2,20 @@
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 from flax import nnx
 
-from jetspec_jax.decoding.drivers import Delivery, FusedDriver
+from jetspec_jax.decoding.drivers import Delivery, Driver
+from jetspec_jax.decoding.foresight_programs import FusedPrograms, PipelinedPrograms
 from jetspec_jax.decoding.programs import Programs
 from jetspec_jax.decoding.row_params import sampling_spec
 from jetspec_jax.decoding.stats import DecodeStats
 from jetspec_jax.decoding.walk import TextWalk
-from jetspec_jax.drafters import Drafter, as_drafter
+from jetspec_jax.drafters import Drafter, JetSpecPP, as_drafter
+from jetspec_jax.drafting_config import DraftingConfig
 from jetspec_jax.models.functional import place, split
 from jetspec_jax.models.target import Target
 from jetspec_jax.outputs import GenerationOutput, StreamChunk, TokenLogprob, Usage
@@ -40,12 +43,15 @@ class LanguageModel:
     Args:
         target: the target model.
         tokenizer: None if prompts are ids and no text is wanted.
-        drafter: a name (`autoregressive`, `ngram`, `parallel`), a `Drafter`, or a traceable function
+        drafter: a name (`autoregressive`, `ngram`, `parallel`, `jetspec++`), a `Drafter`, or a traceable function
             `(tokens [S], length []) -> [num_drafts]`.
         num_drafts: tokens to draft per round; None takes the drafter's own default.
+        drafting: refinement, foresight and miss policy of `jetspec++`; None takes the defaults.
         max_len: longest prompt plus output in tokens; None takes the target's limit.
         max_batch: most requests decoded together; longer lists are decoded in groups.
         device: where the target lives; None takes the first device.
+        draft_device: where a drafter that drafts ahead lives: the next block is then drafted there while the target
+            verifies. None keeps both in one program on `device`.
         progress: show compiling and token progress on stderr; None shows them if stderr is a terminal.
     """
 
@@ -56,9 +62,11 @@ class LanguageModel:
         *,
         drafter: Any = "ngram",
         num_drafts: int | None = None,
+        drafting: DraftingConfig | None = None,
         max_len: int | None = None,
         max_batch: int = 8,
         device: jax.Device | None = None,
+        draft_device: jax.Device | None = None,
         progress: bool | None = None,
     ):
         limit = target.config.max_position_embeddings
@@ -77,20 +85,35 @@ class LanguageModel:
         self.progress = progress
         self._definition, leaves = split(target)
         self._leaves = place(leaves, self.device)
-        self._use(as_drafter(drafter, target=self.config, dtype=target.dtype, num_drafts=num_drafts))
+        options = {"num_drafts": num_drafts, "drafting": drafting}
+        self._use(as_drafter(drafter, target=self.config, dtype=target.dtype, **options), draft_device)
 
-    def with_drafter(self, drafter: Any, *, num_drafts: int | None = None) -> "LanguageModel":
-        """The same target (weights shared) with another drafter."""
+    def with_drafter(
+        self,
+        drafter: Any,
+        *,
+        num_drafts: int | None = None,
+        drafting: DraftingConfig | None = None,
+        draft_device: jax.Device | None = None,
+    ) -> "LanguageModel":
+        """The same target (weights shared) with another drafter; see the class for the arguments."""
         model = object.__new__(type(self))
         model.__dict__.update(self.__dict__)
-        model._use(as_drafter(drafter, target=self.config, dtype=self.dtype, num_drafts=num_drafts))
+        options = {"num_drafts": num_drafts, "drafting": drafting}
+        model._use(as_drafter(drafter, target=self.config, dtype=self.dtype, **options), draft_device)
         return model
 
-    def _use(self, drafter: Drafter) -> None:
+    def _use(self, drafter: Drafter, draft_device: jax.Device | None) -> None:
         if drafter.num_drafts >= self.max_len:
             raise ValueError(f"num_drafts={drafter.num_drafts} does not fit a context of {self.max_len} tokens")
         self.drafter = drafter
-        self.programs = Programs(self._definition, self._leaves, drafter, self.device)
+        parts = (self._definition, self._leaves, drafter, self.device)
+        if isinstance(drafter, JetSpecPP) and drafter.foresees:
+            self.programs = FusedPrograms(*parts) if draft_device is None else PipelinedPrograms(*parts, draft_device)
+        elif draft_device is not None:
+            raise ValueError(f"draft_device={draft_device}, but drafter {drafter.name!r} does not draft ahead")
+        else:
+            self.programs = Programs(*parts)
 
     @property
     def target(self) -> Target:
@@ -128,7 +151,7 @@ class LanguageModel:
         outputs: dict[int, GenerationOutput] = {}
         num_tokens, most = 0, sum(self._limit(*pair) for pair in zip(encoded, requests, strict=True))
         with Progress(self.progress) as progress:
-            self.programs.on_compile = progress.note
+            self.programs.executables.on_compile = progress.note
             report = progress.tokens("generating")
             for chunk in self._stream(encoded, requests):
                 num_tokens += len(chunk.token_ids)
@@ -152,7 +175,7 @@ class LanguageModel:
         Prompts and options are checked here, before the first chunk is asked for. Closing the iterator stops
         decoding.
         """
-        self.programs.on_compile = Progress(self.progress).note
+        self.programs.executables.on_compile = Progress(self.progress).note
         return self._stream_and_warn(*self._prepare(prompts, params, chat_template_kwargs, options))
 
     def _prepare(self, prompts, params, template_kwargs, options) -> tuple[list[list[int]], list[SamplingParams]]:
@@ -205,7 +228,7 @@ class LanguageModel:
         for start in range(0, len(encoded), self.max_batch):
             group = slice(start, start + self.max_batch)
             for chunk in self._stream_group(encoded[group], requests[group]):
-                yield StreamChunk(start + chunk.index, chunk.text, chunk.token_ids, chunk.num_accepted, chunk.output)
+                yield replace(chunk, index=start + chunk.index)
 
     def _stream_group(self, encoded: list[list[int]], requests: list[SamplingParams]) -> Iterator[StreamChunk]:
         walks = [self._walk(ids, request) for ids, request in zip(encoded, requests, strict=True)]
@@ -218,11 +241,13 @@ class LanguageModel:
         for row, walk in enumerate(walks):
             if walk.is_finished:  # max_new_tokens = 0, or a prompt that fills the context
                 yield StreamChunk(row, "", [], 0, output_of(row))
-        for deliveries in FusedDriver(self.programs).decode(encoded, walks, stats):
+        for deliveries in Driver(self.programs).decode(encoded, walks, stats):
             for delivery in deliveries:
                 logprobs[delivery.row] += _logprobs(delivery)
                 output = output_of(delivery.row) if walks[delivery.row].is_finished else None
-                yield StreamChunk(delivery.row, delivery.text, delivery.token_ids, delivery.num_accepted, output)
+                yield StreamChunk(
+                    delivery.row, delivery.text, delivery.token_ids, delivery.num_accepted, output, delivery.trace
+                )
 
     def _limit(self, ids: list[int], request: SamplingParams) -> int:
         """Most tokens a request may generate: its own limit or what the context leaves."""

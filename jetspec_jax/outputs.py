@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from jetspec_jax.decoding.round_trace import RoundTrace
 from jetspec_jax.decoding.stats import DecodeStats
 from jetspec_jax.decoding.walk import FinishReason
 
@@ -81,6 +82,7 @@ class StreamChunk:
         token_ids: the round's tokens.
         num_accepted: how many of them, from the first on, were accepted drafts.
         output: the finished request, with its last chunk only.
+        trace: how the round's block was drafted and refined, None unless asked for (`DraftingConfig.keep_trace`).
     """
 
     index: int
@@ -88,3 +90,4 @@ class StreamChunk:
     token_ids: list[int]
     num_accepted: int
     output: GenerationOutput | None
+    trace: RoundTrace | None = None

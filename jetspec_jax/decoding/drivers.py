@@ -1,4 +1,8 @@
-"""The fused driver: a round is one program on one device, the host reads its result one round late."""
+"""The decode loop on the host: it queues rounds and reads their results one round late.
+
+What a round consists of is up to the programs: one program on one device (critical path, fused) or three on two devices
+(pipelined). The loop is the same and waits for a device in one place only.
+"""
 
 import time
 from collections import deque
@@ -11,6 +15,7 @@ import jax
 import numpy as np
 
 from jetspec_jax.decoding.programs import PREFILL_CHUNK, Programs, bucket
+from jetspec_jax.decoding.round_trace import RoundTrace
 from jetspec_jax.decoding.row_params import row_params, sampling_spec
 from jetspec_jax.decoding.state import RoundOutput
 from jetspec_jax.decoding.stats import DecodeStats
@@ -27,6 +32,7 @@ class Delivery:
         text: text that became certain.
         num_accepted: how many of the tokens, from the first on, were drafts; the rest are the target's own.
         logprobs: per token (raw, processed, [(id, raw), ...]), None unless asked for.
+        trace: how the round's block came about, None unless the drafter keeps traces.
     """
 
     row: int
@@ -34,6 +40,7 @@ class Delivery:
     text: str
     num_accepted: int
     logprobs: list[tuple[float, float, list[tuple[int, float]]]] | None
+    trace: RoundTrace | None = None
 
 
 @dataclass
@@ -42,7 +49,7 @@ class _InFlight:
     is_prefill: bool
 
 
-class FusedDriver:
+class Driver:
     """Decodes batches with the programs of one target and drafter."""
 
     def __init__(self, programs: Programs):
@@ -66,6 +73,7 @@ class FusedDriver:
         # No transfer may hide in the loop; the explicit ones are `device_put` of `active` and `drain`.
         with jax.transfer_guard("disallow"):
             loop.prefill()
+            loop.start()
         while loop.in_flight:
             with jax.transfer_guard("disallow"):
                 if loop.may_dispatch():
@@ -86,6 +94,7 @@ class _Loop:
         self.programs, self.walks, self.stats = programs, walks, stats
         self.in_flight: deque[_InFlight] = deque()
         self.batch = len(prompts)
+        self.foresees = getattr(programs.drafter, "foresees", False)
         requests = [walk.params for walk in walks]
         config = programs.target.config
         self.spec = sampling_spec(requests)
@@ -122,6 +131,12 @@ class _Loop:
                     self.state, last_x, self.chunk_len, start, self.params, self.spec
                 )
         self._push(output, is_prefill=True)
+
+    def start(self) -> None:
+        """Queues what the first round needs."""
+        if self.may_dispatch() and self._is_drafting():
+            with self._booking_compilation():
+                self.state = self.programs.start(self.state, self.params, self.spec)
 
     def may_dispatch(self) -> bool:
         """Whether some row surely needs another round than those in flight (each commits at least one token)."""
@@ -171,14 +186,31 @@ class _Loop:
             if walk.is_finished or (count := int(output.num_committed[row])) == 0:
                 continue
             delivered, text = walk.advance(output.tokens[row, :count].tolist(), output.finite[row, :count].tolist())
+            trace = None
             if not flight.is_prefill:
-                drafted = int(output.num_drafted[row])
-                self.stats[row].add_round(delivered=delivered, committed=count, drafted=drafted)
+                report = output.draft
+                self.stats[row].add_round(
+                    delivered=delivered,
+                    committed=count,
+                    drafted=int(output.num_drafted[row]),
+                    is_hit=None if report is None or not self.foresees else bool(report.is_hit[row]),
+                    mass=None if report is None else float(report.mass[row]),
+                    right_by_pass=() if report is None else report.right_by_pass[row].tolist(),
+                )
+                if report is not None:
+                    trace = RoundTrace.of_row(report, row, output.tokens[row, :count].tolist())
             self._record_time(row, flight.is_prefill)
             num_accepted = 0 if flight.is_prefill else min(delivered, count - 1)
             token_ids = output.tokens[row, :delivered].tolist()
             deliveries.append(
-                Delivery(row, token_ids, text, num_accepted, _logprobs_of(output, row, delivered, walk.params.logprobs))
+                Delivery(
+                    row,
+                    token_ids,
+                    text,
+                    num_accepted,
+                    _logprobs_of(output, row, delivered, walk.params.logprobs),
+                    trace,
+                )
             )
         return deliveries
 

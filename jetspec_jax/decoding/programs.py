@@ -1,22 +1,24 @@
-"""Compiled programs of one target and drafter: one executable per shape, compiled ahead of the loop.
+"""Compiled programs of one target and drafter that draft on the critical path: propose, verify, observe in one program.
 
-Shapes are bucketed (capacity, prompt chunk) so that requests share executables; an executable never recompiles, it
-refuses other shapes.
+Shapes are bucketed (capacity, prompt chunk) so that requests share executables. `foresight_programs.py` has the ones that
+draft ahead of the verification; the driver does not see the difference.
 """
 
-import time
-from collections.abc import Callable
-from dataclasses import replace
+import itertools
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from jetspec_jax.decoding.executables import Executables, shapes, types
+from jetspec_jax.decoding.proposal import Proposal, report
 from jetspec_jax.decoding.round import prefill_chunk, verify_round
 from jetspec_jax.decoding.row_params import RowParams, SamplingSpec
-from jetspec_jax.decoding.state import RoundOutput, RoundState
+from jetspec_jax.decoding.state import RoundOutput, RoundState, Verdict
 from jetspec_jax.decoding.verify import NO_TOKEN
 from jetspec_jax.drafters.protocol import Drafter, DraftView
 from jetspec_jax.models.functional import Leaves, ModuleDef
@@ -35,24 +37,47 @@ def bucket(size: int) -> int:
     return -(-size // 1024) * 1024
 
 
-class Programs:
-    """Compiles and keeps the executables.
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DecodeState:
+    """A batch between rounds, donated each call.
 
     Attributes:
-        num_compiled: executables built so far.
-        compile_ms: time spent building them.
+        target: the target's side.
+        draft: the draft side, any pytree.
+    """
+
+    target: RoundState
+    draft: Any
+
+
+class Programs:
+    """What the driver calls, for drafters without foresight.
+
+    Attributes:
+        executables: the compiled programs.
+        target_leaves, draft_leaves: arrays passed to them.
+        device: where the target lives.
     """
 
     def __init__(self, definition: ModuleDef, leaves: Leaves, drafter: Drafter, device: jax.Device):
         self.definition = definition
         self.target_leaves = leaves
         self.drafter = drafter
+        self.device = self.draft_device = device
         self.draft_leaves = drafter.place(device)
-        self.device = device
-        self.num_compiled = 0
-        self.compile_ms = 0.0
-        self.on_compile: Callable[[str], Any] | None = None
-        self._executables: dict[tuple, Callable] = {}
+        self.executables = Executables()
+        self._requests = itertools.count()
+
+    @property
+    def num_compiled(self) -> int:
+        """Executables built so far."""
+        return self.executables.num_compiled
+
+    @property
+    def compile_ms(self) -> float:
+        """Time spent building them."""
+        return self.executables.compile_ms
 
     @cached_property
     def target(self) -> Target:
@@ -68,97 +93,116 @@ class Programs:
         Raises:
             ValueError: shapes or dtypes differ from the old ones.
         """
-        if (new := _types(leaves)) != (old := _types(self.draft_leaves)):
+        if (new := types(leaves)) != (old := types(self.draft_leaves)):
             raise ValueError(f"the drafter's leaves are {old}, got {new}")
-        self.draft_leaves = jax.device_put(leaves, self.device)
+        self.draft_leaves = jax.device_put(leaves, self.draft_device)
 
-    def init_state(self, tokens: Int[Array, "B S"], prompt_len: Int[Array, "B"]) -> RoundState:
+    def init_state(self, tokens: Int[Array, "B S"], prompt_len: Int[Array, "B"]) -> Any:
         """Empty caches around the prompts."""
-        batch, capacity = tokens.shape
-        with jax.default_device(self.device):
-            return jax.device_put(
-                RoundState(
-                    tokens=tokens,
-                    length=prompt_len + 0,  # buffers are donated: the two lengths must not share one
-                    prompt_len=prompt_len,
-                    cache=self.target.init_cache(batch, capacity),
-                    draft=self.drafter.init_state(batch, capacity),
-                ),
-                self.device,
-            )
+        state = DecodeState(self._init_target(tokens, prompt_len), self._init_caches(*tokens.shape))
+        return jax.device_put(state, self.device)
 
     def prefill(
         self,
-        state: RoundState,
+        state: Any,
         last_x: Float[Array, "B D"],
         chunk_len: int,
         start: Int[Array, ""],
         params: RowParams,
         spec: SamplingSpec,
-    ) -> tuple[RoundState, Float[Array, "B D"], RoundOutput]:
+    ) -> tuple[Any, Float[Array, "B D"], RoundOutput]:
         """Runs one prompt chunk through target and drafter."""
 
         def program(target_leaves, draft_leaves, state, last_x, start, params):
             target = self.definition.merge(target_leaves)
-            state, last_x, out, rows = prefill_chunk(target, state, last_x, chunk_len, start, params, spec)
-            draft = self.drafter.observe(draft_leaves, target, state.draft, rows)
-            return replace(state, draft=draft), last_x, out
+            kept, last_x, out, rows = prefill_chunk(target, state.target, last_x, chunk_len, start, params, spec)
+            draft = self.drafter.observe(draft_leaves, target.decoder(), state.draft, rows)
+            return DecodeState(kept, draft), last_x, out
 
-        key = ("prefill", state.tokens.shape, chunk_len, spec, _shapes(params))
-        return self._run(key, program, (2, 3), state, last_x, start, params)
+        key = (state.target.tokens.shape, chunk_len, spec, shapes(params))
+        args = (self.target_leaves, self.draft_leaves, state, last_x, start, params)
+        return self.executables.run("prefill", key, program, args, donated=(2, 3), device=self.device)
+
+    def start(self, state: Any, params: RowParams, spec: SamplingSpec) -> Any:
+        """Called once between prefill and the first round; nothing to do here."""
+        return state
 
     def round(
-        self, state: RoundState, active: Bool[Array, "B"], params: RowParams, spec: SamplingSpec, *, is_drafting: bool
-    ) -> tuple[RoundState, RoundOutput]:
-        """One fused round: propose, verify, commit, observe. Without drafting, one row is verified."""
+        self, state: Any, active: Bool[Array, "B"], params: RowParams, spec: SamplingSpec, *, is_drafting: bool
+    ) -> tuple[Any, RoundOutput]:
+        """One round. Without drafting, one row is verified and the draft side rests for good."""
+        if not is_drafting:
+            return self._plain_round(state, active, params, spec)
 
         def program(target_leaves, draft_leaves, state, active, params):
             target = self.definition.merge(target_leaves)
-            drafts, draft = self._propose(draft_leaves, target, state, params, spec, is_drafting)
-            state, out, rows = verify_round(target, state, drafts, active, params, spec)
-            if is_drafting:
-                draft = self.drafter.observe(draft_leaves, target, draft, rows)
-            return replace(state, draft=draft), out
+            decoder = target.decoder()
+            view = DraftView(state.target.tokens, state.target.length, params, spec)
+            proposal, draft = self.drafter.propose(draft_leaves, decoder, state.draft, view)
+            proposal = self._checked(proposal, view.tokens.shape[0])
+            after, out, verdict = self.verify(target, state.target, proposal.tokens, active, params, spec)
+            draft = self.drafter.observe(draft_leaves, decoder, draft, verdict.rows)
+            return DecodeState(after, draft), replace(out, draft=self.report(proposal, verdict))
 
-        key = ("round", state.tokens.shape, is_drafting, spec, _shapes(params))
-        return self._run(key, program, (2,), state, active, params)
+        key = (state.target.tokens.shape, spec, shapes(params))
+        args = (self.target_leaves, self.draft_leaves, state, active, params)
+        return self.executables.run("round", key, program, args, donated=(2,), device=self.device)
 
-    def _propose(self, leaves, target, state: RoundState, params, spec, is_drafting: bool):
-        if not is_drafting:
-            return jnp.zeros((state.tokens.shape[0], 0), jnp.int32), state.draft
-        view = DraftView(state.tokens, state.length, params, spec)
-        drafts, draft = self.drafter.propose(leaves, target, state.draft, view)
-        expected = (state.tokens.shape[0], self.drafter.num_drafts)
+    def verify(
+        self, target: Target, state: RoundState, drafts: Int[Array, "B G"], active, params, spec
+    ) -> tuple[RoundState, RoundOutput, Verdict]:
+        """`verify_round` with nothing proposed beyond the drafter's own limit; for use inside programs."""
+        if self.drafter.max_len is not None:
+            fits = state.length + drafts.shape[1] <= self.drafter.max_len
+            drafts = jnp.where(fits[:, None], drafts, NO_TOKEN)
+        after, out, rows = verify_round(target, state, drafts, active, params, spec)
+        return after, out, Verdict.of_round(state, after, rows)
+
+    def report(self, proposal: Proposal, verdict: Verdict) -> Any:
+        """How a proposal fared; None for drafters that have nothing to tell."""
+        if proposal.trace is None:
+            return None
+        drafting = getattr(self.drafter, "drafting", None)
+        return report(proposal, verdict, keep_trace=drafting is not None and drafting.keep_trace)
+
+    def _plain_round(self, state: Any, active, params, spec) -> tuple[Any, RoundOutput]:
+        def program(target_leaves, state, active, params):
+            nothing = jnp.zeros((state.tokens.shape[0], 0), jnp.int32)
+            return verify_round(self.definition.merge(target_leaves), state, nothing, active, params, spec)[:2]
+
+        key = (state.target.tokens.shape, spec, shapes(params))
+        args = (self.target_leaves, state.target, active, params)
+        after, out = self.executables.run("plain round", key, program, args, donated=(1,), device=self.device)
+        return replace(state, target=after), out
+
+    def _init_target(self, tokens: Int[Array, "B S"], prompt_len: Int[Array, "B"]) -> RoundState:
+        batch, capacity = tokens.shape
+        with jax.default_device(self.device):
+            request = np.array([next(self._requests) for _ in range(batch)], np.int32)
+            state = RoundState(
+                tokens=tokens,
+                length=prompt_len + 0,  # buffers are donated: the two lengths must not share one
+                prompt_len=prompt_len,
+                request=jnp.asarray(request),
+                round=jnp.zeros((batch,), jnp.int32),
+                cache=self.target.init_cache(batch, capacity),
+            )
+            return jax.device_put(state, self.device)
+
+    def _init_caches(self, batch: int, capacity: int) -> Any:
+        with jax.default_device(self.draft_device):
+            return jax.device_put(
+                self.drafter.init_state(self.target.decoder(), batch, capacity), self.draft_device
+            )
+
+    def _checked(self, proposal: Proposal | Int[Array, "B G"], batch: int) -> Proposal:
+        """What the drafter proposed, as a `Proposal` of the promised shape."""
+        proposal = proposal if isinstance(proposal, Proposal) else Proposal.of_tokens(proposal)
+        drafts = proposal.tokens
+        expected = (batch, self.drafter.num_drafts)
         if drafts.shape != expected or not jnp.issubdtype(drafts.dtype, jnp.integer):
             raise ValueError(
                 f"drafter {self.drafter.name!r} must propose integers of shape {list(expected)}, "
                 f"got {drafts.dtype}{list(drafts.shape)}"
             )
-        drafts = drafts.astype(jnp.int32)
-        if self.drafter.max_len is not None:
-            fits = state.length + self.drafter.num_drafts <= self.drafter.max_len
-            drafts = jnp.where(fits[:, None], drafts, NO_TOKEN)
-        return drafts, draft
-
-    def _run(self, key: tuple, program: Callable, donated: tuple[int, ...], *args):
-        args = (self.target_leaves, self.draft_leaves, *args)
-        executable = self._executables.get(key)
-        if executable is None:
-            if self.on_compile is not None:
-                self.on_compile(f"compiling {key[0]} for {key[1][0]} x {key[1][1]} slots")
-            began = time.perf_counter()
-            # Constants that a user's function closes over are moved while lowering; only the loop is guarded.
-            with jax.transfer_guard("allow"):
-                executable = jax.jit(program, donate_argnums=donated).lower(*args).compile()
-            self.compile_ms += 1e3 * (time.perf_counter() - began)
-            self.num_compiled += 1
-            self._executables[key] = executable
-        return executable(*args)
-
-
-def _types(leaves: Leaves) -> list[str]:
-    return [f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves]
-
-
-def _shapes(tree: Any) -> tuple:
-    return tuple(leaf.shape for leaf in jax.tree.leaves(tree))
+        return replace(proposal, tokens=drafts.astype(jnp.int32))

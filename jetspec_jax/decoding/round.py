@@ -29,7 +29,7 @@ def verify_round(
 
     Args:
         target: the merged target.
-        state: see `RoundState`; its `draft` is not touched.
+        state: see `RoundState`.
         drafts: proposals; `NO_TOKEN` where there is none. Any other id is safe: only draws are committed.
         active: rows that still decode; the others commit nothing.
         params, spec: sampling options.
@@ -52,6 +52,7 @@ def verify_round(
         state,
         tokens=write_tokens(state.tokens, drawn.tokens, state.length),
         length=state.length + committed,
+        round=state.round + active.astype(jnp.int32),
         cache=cache.commit(committed),
     )
     num_drafted = jnp.sum(drafts != NO_TOKEN, axis=1, dtype=jnp.int32)

@@ -1,7 +1,6 @@
 """What a decoding round carries: frozen pytrees, donated each call, with a leading request axis."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from jetspec_jax.models.cache import KVCache
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RoundState:
-    """State of a batch between rounds. The last committed token, the anchor, has not been fed to the target yet.
+    """The target's side of a batch between rounds. The last committed token, the anchor, has not been fed to it yet.
 
     Invariant: `cache.length == length - 1`, and the same for the context of a drafter that keeps one.
 
@@ -22,20 +21,43 @@ class RoundState:
         tokens: [B, S], committed tokens up to `length`, garbage after it.
         length: [B], committed tokens, prompt included.
         prompt_len: [B].
+        request: [B], a number no other request has; with `round` it names a verification.
+        round: [B], verifications so far.
         cache: the target's keys and values.
-        draft: the drafter's own state, any pytree.
     """
 
     tokens: Int[Array, "B S"]
     length: Int[Array, "B"]
     prompt_len: Int[Array, "B"]
+    request: Int[Array, "B"]
+    round: Int[Array, "B"]
     cache: KVCache
-    draft: Any
 
     @property
     def anchor(self) -> Int[Array, "B"]:
         """The last committed token of each row."""
         return jnp.take_along_axis(self.tokens, self.length[:, None] - 1, axis=1)[:, 0]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DraftReport:
+    """How the proposal of a round had been made, and how far each refinement pass had it right.
+
+    Attributes:
+        is_hit: [B], it came from the outcome cache.
+        mass: [B], hit rate its outcome cache expected.
+        right_by_pass: [B, P], right drafts of each pass, as far as known (up to one more than the accepted ones).
+        passes, num_fixed, proxies: the refinement trace (`decoding/proposal.py`) without outcome axis, None unless
+            asked for.
+    """
+
+    is_hit: Bool[Array, "B"]
+    mass: Float[Array, "B"]
+    right_by_pass: Int[Array, "B P"]
+    passes: Int[Array, "B P G"] | None = None
+    num_fixed: Int[Array, "B P"] | None = None
+    proxies: Int[Array, "B m G"] | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -49,6 +71,7 @@ class RoundOutput:
         num_drafted: [B], proposals that were real tokens (a drafter may have nothing to say).
         finite: [B, T], rows whose logits were usable.
         logprobs: of `tokens`, None unless asked for.
+        draft: about the proposal, None when nothing was drafted.
     """
 
     tokens: Int[Array, "B T"]
@@ -56,6 +79,7 @@ class RoundOutput:
     num_drafted: Int[Array, "B"]
     finite: Bool[Array, "B T"]
     logprobs: Logprobs | None
+    draft: DraftReport | None = None
 
     @classmethod
     def of_draw(cls, draw: Draw, num_committed: Int[Array, "B"], num_drafted: Int[Array, "B"]) -> "RoundOutput":
@@ -79,6 +103,35 @@ class ContextRows:
     taps: Float[Array, "B T M D"]
     start: Int[Array, "B"]
     num_kept: Int[Array, "B"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Verdict:
+    """What a verification tells the draft side: the outcome, and the true states of the rows that were kept.
+
+    Attributes:
+        request, round: [B], which verification it was.
+        num_accepted: [B], k; -1 for rows that are not active.
+        anchor: [B], the token after the accepted drafts, the next anchor.
+        rows: the verified block.
+    """
+
+    request: Int[Array, "B"]
+    round: Int[Array, "B"]
+    num_accepted: Int[Array, "B"]
+    anchor: Int[Array, "B"]
+    rows: ContextRows
+
+    @classmethod
+    def of_round(cls, before: RoundState, after: RoundState, rows: ContextRows) -> "Verdict":
+        """The verdict of the verification that led from one state to the other."""
+        return cls(before.request, before.round, rows.num_kept - 1, after.anchor, rows)
+
+    @property
+    def is_active(self) -> Bool[Array, "B"]:
+        """Rows that committed something."""
+        return self.num_accepted >= 0
 
 
 def write_tokens(buffer: Int[Array, "B S"], rows: Int[Array, "B T"], start: Int[Array, "B"]) -> Int[Array, "B S"]:

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jetspec_jax.drafters.protocol import DraftView, StatelessDrafter
+from jetspec_jax.models.decoder import Decoder
 from jetspec_jax.models.functional import Leaves
-from jetspec_jax.models.target import Target
 
 
 class AutoregressiveDrafter(StatelessDrafter):
@@ -16,6 +16,6 @@ class AutoregressiveDrafter(StatelessDrafter):
     name = "autoregressive"
     num_drafts = 0
 
-    def propose(self, leaves: Leaves, target: Target, state: Any, view: DraftView) -> tuple[Int[Array, "B G"], Any]:
+    def propose(self, leaves: Leaves, decoder: Decoder, state: Any, view: DraftView) -> tuple[Int[Array, "B G"], Any]:
         """An empty block."""
         return jnp.zeros((view.tokens.shape[0], 0), jnp.int32), state

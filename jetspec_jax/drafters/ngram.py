@@ -8,8 +8,8 @@ from jaxtyping import Array, Int
 
 from jetspec_jax.decoding.verify import NO_TOKEN
 from jetspec_jax.drafters.protocol import DraftView, StatelessDrafter
+from jetspec_jax.models.decoder import Decoder
 from jetspec_jax.models.functional import Leaves
-from jetspec_jax.models.target import Target
 
 
 class NgramDrafter(StatelessDrafter):
@@ -28,7 +28,7 @@ class NgramDrafter(StatelessDrafter):
         self.num_drafts = num_drafts
         self.min_ngram, self.max_ngram = min_ngram, max_ngram
 
-    def propose(self, leaves: Leaves, target: Target, state: Any, view: DraftView) -> tuple[Int[Array, "B G"], Any]:
+    def propose(self, leaves: Leaves, decoder: Decoder, state: Any, view: DraftView) -> tuple[Int[Array, "B G"], Any]:
         """Proposals of each row; `NO_TOKEN` without a match."""
         return jax.vmap(self._propose_row)(view.tokens, view.length), state
 

@@ -10,10 +10,11 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 from jaxtyping import Array, Int
 
+from jetspec_jax.decoding.proposal import Proposal
 from jetspec_jax.decoding.row_params import RowParams, SamplingSpec
 from jetspec_jax.decoding.state import ContextRows
+from jetspec_jax.models.decoder import Decoder
 from jetspec_jax.models.functional import Leaves
-from jetspec_jax.models.target import Target
 
 
 @jax.tree_util.register_dataclass
@@ -52,15 +53,20 @@ class Drafter(Protocol):
         """Arrays the methods need (weights, scripts) on a device; they are passed back as `leaves`, not baked in."""
         ...
 
-    def init_state(self, batch: int, capacity: int) -> Any:
+    def init_state(self, decoder: Decoder, batch: int, capacity: int) -> Any:
         """State for a batch whose buffers have `capacity` slots."""
         ...
 
-    def propose(self, leaves: Leaves, target: Target, state: Any, view: DraftView) -> tuple[Int[Array, "B G"], Any]:
-        """Proposals for positions `view.length ..`, `NO_TOKEN` for none, and the new state."""
+    def propose(
+        self, leaves: Leaves, decoder: Decoder, state: Any, view: DraftView
+    ) -> tuple[Int[Array, "B G"] | Proposal, Any]:
+        """Proposals for positions `view.length ..`, `NO_TOKEN` for none, and the new state.
+
+        `decoder` is the part of the target that a drafter may use: embedding, top layers, head.
+        """
         ...
 
-    def observe(self, leaves: Leaves, target: Target, state: Any, rows: ContextRows) -> Any:
+    def observe(self, leaves: Leaves, decoder: Decoder, state: Any, rows: ContextRows) -> Any:
         """Learns from T rows the target has processed; called for prompt chunks and after each verification."""
         ...
 
@@ -79,10 +85,10 @@ class StatelessDrafter:
         """The constant arrays on the device."""
         return jax.device_put(self.leaves, device)
 
-    def init_state(self, batch: int, capacity: int) -> Any:
+    def init_state(self, decoder: Decoder, batch: int, capacity: int) -> Any:
         """No state."""
         return ()
 
-    def observe(self, leaves: Leaves, target: Target, state: Any, rows: ContextRows) -> Any:
+    def observe(self, leaves: Leaves, decoder: Decoder, state: Any, rows: ContextRows) -> Any:
         """Nothing to learn."""
         return state

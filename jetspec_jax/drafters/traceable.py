@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jetspec_jax.drafters.protocol import DraftView, StatelessDrafter
+from jetspec_jax.models.decoder import Decoder
 from jetspec_jax.models.functional import Leaves
-from jetspec_jax.models.target import Target
 
 
 class CallableDrafter(StatelessDrafter):
@@ -27,7 +27,7 @@ class CallableDrafter(StatelessDrafter):
         self.num_drafts = num_drafts
         self.name = getattr(function, "__name__", type(function).__name__)
 
-    def propose(self, leaves: Leaves, target: Target, state: Any, view: DraftView) -> tuple[Int[Array, "B G"], Any]:
+    def propose(self, leaves: Leaves, decoder: Decoder, state: Any, view: DraftView) -> tuple[Int[Array, "B G"], Any]:
         """Calls the function for each row.
 
         Raises:

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from jetspec_jax.config import TargetConfig
 from jetspec_jax.models.cache import KVCache
+from jetspec_jax.models.decoder import Decoder
 from jetspec_jax.models.layers import DecoderLayer, Linear, RMSNorm
 from jetspec_jax.ops.attention import attend, causal_mask
 from jetspec_jax.ops.norm_rope import rope_angles
@@ -88,6 +89,11 @@ class Target(nnx.Module):
             if index in self.config.taps:
                 taps.append(x)
         return x, jnp.stack(taps, axis=2), cache
+
+    def decoder(self) -> Decoder:
+        """The part of the target that the draft side uses; modules and arrays are shared, not copied."""
+        above = self.layers[self.config.taps[-1] + 1 :]
+        return Decoder(self.config, self.embed, nnx.List(above), self.norm, self.lm_head)
 
     @property
     def head_weight(self) -> Float[Array, "V D"] | Float[Array, "panels D P"]:

@@ -41,3 +41,58 @@ def attend(
     out = jnp.einsum("bkqs,bksh->bkqh", weights, values, precision=HIGHEST, preferred_element_type=jnp.float32)
     out = out.reshape(batch, num_kv_heads, groups, rows, head_dim).transpose(0, 3, 1, 2, 4)  # [B, T, K, G, H]
     return out.reshape(batch, rows, num_heads, head_dim).astype(q.dtype)
+
+
+def attend_blocks(
+    q: Float[Array, "B R T N H"],
+    context_keys: Float[Array, "B K S H"],
+    context_values: Float[Array, "B K S H"],
+    context_len: Int[Array, "B R"],
+    own_keys: Float[Array, "B R K U H"],
+    own_values: Float[Array, "B R K U H"],
+    own_mask: Bool[Array, "B R T U"],
+    *,
+    window: int | None = None,
+) -> Float[Array, "B R T N H"]:
+    """Attention of R blocks of a request that share one context, each beside keys of its own; one softmax over both.
+
+    The context is read once for all blocks (it is neither copied nor repeated per block), which is what makes drafting
+    for many outcomes nearly as cheap as for one.
+
+    Args:
+        q: queries; row o of block r stands at position `context_len + o`.
+        context_keys, context_values: the shared cache.
+        context_len: block r sees slots below it.
+        own_keys, own_values: keys that only this block sees.
+        own_mask: which of them each query sees; with an empty context at least one.
+        window: sliding window in tokens over the context, None for all of it.
+    """
+    batch, blocks, rows, num_heads, head_dim = q.shape
+    num_kv_heads, num_slots = context_keys.shape[1:3]
+    groups = num_heads // num_kv_heads
+    folded = q.reshape(batch, blocks, rows, num_kv_heads, groups, head_dim).transpose(0, 3, 1, 4, 2, 5)
+    shared = folded.reshape(batch, num_kv_heads, -1, head_dim)  # [B, K, R * G * T, H]
+    scores = {"precision": HIGHEST, "preferred_element_type": jnp.float32}
+    on_context = jnp.einsum("bkqh,bksh->bkqs", shared, context_keys, **scores)
+    on_context = on_context.reshape(batch, num_kv_heads, blocks, groups, rows, num_slots)
+    own = folded.reshape(batch, num_kv_heads, blocks, groups * rows, head_dim)
+    on_own = jnp.einsum("bkrqh,brkuh->bkrqu", own, own_keys, **scores)
+    on_own = on_own.reshape(batch, num_kv_heads, blocks, groups, rows, -1)
+
+    slots = jnp.arange(num_slots, dtype=jnp.int32)[None, None, None, :]
+    visible = slots < context_len[:, :, None, None]  # [B, R, 1, S]
+    if window is not None:
+        offsets = jnp.arange(rows, dtype=jnp.int32)[None, None, :, None]
+        visible = visible & (slots > context_len[:, :, None, None] + offsets - window)
+    visible = jnp.broadcast_to(visible, (batch, blocks, rows, num_slots))
+    mask = jnp.concatenate([visible, own_mask], axis=-1)[:, None, :, None]  # [B, 1, R, 1, T, S + U]
+    both = jnp.concatenate([on_context, on_own], axis=-1) * head_dim**-0.5
+    weights = jax.nn.softmax(jnp.where(mask, both, -jnp.inf), axis=-1).astype(context_values.dtype)
+    from_context = jnp.einsum(
+        "bkqs,bksh->bkqh", weights[..., :num_slots].reshape(*shared.shape[:3], -1), context_values, **scores
+    )
+    from_own = jnp.einsum(
+        "bkrqu,brkuh->bkrqh", weights[..., num_slots:].reshape(*own.shape[:4], -1), own_values, **scores
+    )
+    out = from_context.reshape(folded.shape) + from_own.reshape(folded.shape)
+    return out.transpose(0, 2, 4, 1, 3, 5).reshape(q.shape).astype(q.dtype)

@@ -10,8 +10,8 @@ from jaxtyping import Array, Float, Int
 
 from jetspec_jax.decoding.sampling import position_noise
 from jetspec_jax.drafters.protocol import DraftView, StatelessDrafter
+from jetspec_jax.models.decoder import Decoder
 from jetspec_jax.models.functional import Leaves
-from jetspec_jax.models.target import Target
 
 
 class ScriptedDrafter(StatelessDrafter):
@@ -45,12 +45,12 @@ class ScriptedDrafter(StatelessDrafter):
         padded = _padded(texts, 512), _padded([script], 64)[0]
         return (*(jnp.asarray(array) for array in padded), jnp.asarray(len(script), jnp.int32))
 
-    def init_state(self, batch: int, capacity: int) -> Int[Array, ""]:
+    def init_state(self, decoder: Decoder, batch: int, capacity: int) -> Int[Array, ""]:
         """Rounds so far."""
         return jnp.zeros((), jnp.int32)
 
     def propose(
-        self, leaves: Leaves, target: Target, state: Int[Array, ""], view: DraftView
+        self, leaves: Leaves, decoder: Decoder, state: Int[Array, ""], view: DraftView
     ) -> tuple[Int[Array, "B G"], Any]:
         """The scripted block of this round."""
         texts, script, script_len = leaves
@@ -73,7 +73,7 @@ class NoisyDrafter(StatelessDrafter):
         self.num_drafts = num_drafts
         self.leaves = (jnp.asarray(logits, jnp.float32),)
 
-    def propose(self, leaves: Leaves, target: Target, state: Any, view: DraftView) -> tuple[Int[Array, "B G"], Any]:
+    def propose(self, leaves: Leaves, decoder: Decoder, state: Any, view: DraftView) -> tuple[Int[Array, "B G"], Any]:
         """Draws left to right."""
         (table,) = leaves
         token = jnp.take_along_axis(view.tokens, view.length[:, None] - 1, axis=1)[:, 0]

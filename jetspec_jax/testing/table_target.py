@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from jetspec_jax.config import TargetConfig
 from jetspec_jax.models.cache import KVCache
+from jetspec_jax.models.decoder import Decoder
 from jetspec_jax.models.target import Embedding, Target
 from jetspec_jax.testing.tiny import tiny_config
 
@@ -60,6 +61,10 @@ class TableTarget(Target):
         """A head of the right shape for drafters that want one."""
         return self.embed.weight[...]
 
+    def decoder(self) -> "TableDecoder":
+        """The table as the draft side may use it."""
+        return TableDecoder(self)
+
     def init_cache(self, batch: int, capacity: int) -> KVCache:
         """A cache of one layer and one head, kept so that lengths and writes can be checked."""
         return KVCache.zeros(
@@ -83,6 +88,23 @@ class TableTarget(Target):
             return logits
         is_nan = x[..., -1] + 1 == self.nan_at  # the row at position p draws position p + 1
         return jnp.where(is_nan[..., None], jnp.nan, logits)
+
+
+class TableDecoder(Decoder):
+    """A `Decoder` without layers: the tapped state of a row says everything about its logits."""
+
+    def __init__(self, target: TableTarget):
+        super().__init__(target.config, target.embed, nnx.List(), None, target.embed)
+        self.target = target
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Dtype of the table."""
+        return self.target.dtype
+
+    def logits(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
+        """The table's row of each token."""
+        return self.target.logits(x)
 
 
 def counting_target(vocab_size: int, **options: Any) -> TableTarget:

@@ -1,0 +1,295 @@
+"""JetSpec++: a parallel block draft that refines its proposals and drafts ahead of the verification.
+
+One class serves every parallel draft: JetSpec++ (causal, token inputs), JetSpec (causal, mask inputs) and DFlash
+(bidirectional, mask inputs) differ by the `DraftConfig`; refinement, foresight and what happens on a miss by the
+`DraftingConfig`.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Int
+
+from jetspec_jax.config import TargetConfig, adapter_config_for, draft_config_for
+from jetspec_jax.decoding.draft_side import DraftSide, noise_tokens, num_block_rows
+from jetspec_jax.decoding.evidence import Evidence
+from jetspec_jax.decoding.foresight import ForesightState, foresee
+from jetspec_jax.decoding.outcome_cache import OutcomeCache, select_block
+from jetspec_jax.decoding.outcomes import Calibration
+from jetspec_jax.decoding.proposal import Proposal, choose
+from jetspec_jax.decoding.row_params import RowParams, SamplingSpec
+from jetspec_jax.decoding.state import ContextRows, Verdict
+from jetspec_jax.drafters.predictor import AdapterPredictor, Predictor
+from jetspec_jax.drafters.protocol import DraftView
+from jetspec_jax.drafting_config import DraftingConfig, RefineConfig
+from jetspec_jax.models.adapter import Adapter
+from jetspec_jax.models.cache import KVCache
+from jetspec_jax.models.decoder import Decoder
+from jetspec_jax.models.draft import Draft
+from jetspec_jax.models.functional import Leaves, place, split
+
+# One pass on the critical path: what a parallel draft is without JetSpec++.
+PLAIN_PASS = DraftingConfig(refine=RefineConfig(num_passes=0, num_refreshes=0), num_outcomes=0)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DraftCaches:
+    """What the draft side remembers of the context.
+
+    Attributes:
+        context: keys injected into the draft.
+        predictor: the predictor's own state; () without one.
+    """
+
+    context: KVCache
+    predictor: Any
+
+
+class JetSpecPP:
+    """Drafter over a draft network and, for refreshes and foresight, a predictor of target states.
+
+    Args:
+        draft: the draft network.
+        adapter: an `Adapter` or another `Predictor`; None if `drafting` needs none.
+        drafting: refinement, foresight, miss policy; None is one pass on the critical path.
+        calibration: for `outcome_rule="calibrated"`.
+        max_len: longest context the draft was trained for, None for any.
+
+    Raises:
+        ValueError: parts that do not fit each other.
+    """
+
+    def __init__(
+        self,
+        draft: Draft,
+        adapter: Adapter | Predictor | None = None,
+        *,
+        drafting: DraftingConfig | None = None,
+        calibration: Calibration | None = None,
+        max_len: int | None = None,
+    ):
+        self.config = draft.config
+        self.drafting = PLAIN_PASS if drafting is None else drafting
+        asked = self.drafting.num_drafts
+        self.num_drafts = self.config.max_draft_len if asked is None else asked
+        if not self.config.causal and self.num_drafts > self.config.max_draft_len:
+            raise ValueError(f"num_drafts={asked} with a bidirectional draft of {self.config.block_rows} rows")
+        self.predictor = AdapterPredictor(adapter) if isinstance(adapter, Adapter) else adapter
+        if self.drafting.needs_predictor and self.predictor is None:
+            raise ValueError(
+                f"{self.drafting.refine.name} with num_outcomes={self.drafting.num_outcomes} needs an adapter"
+            )
+        if self.drafting.outcome_rule == "calibrated" and calibration is None:
+            raise ValueError("outcome_rule='calibrated' needs a calibration")
+        self.name = "jetspec++" if self.drafting.needs_predictor else "parallel"
+        self.calibration = calibration
+        self.max_len = max_len
+        self._num_rows = num_block_rows(draft, self.num_drafts)
+        self._definition, self._leaves = split(draft)
+
+    @classmethod
+    def random(
+        cls, target: TargetConfig, *, dtype: DTypeLike, drafting: DraftingConfig | None = None, seed: int = 0
+    ) -> "JetSpecPP":
+        """An untrained drafter for a target: right text, about one token a round."""
+        draft = Draft(draft_config_for(target), dtype=dtype, rngs=nnx.Rngs(seed))
+        adapter = None
+        if (PLAIN_PASS if drafting is None else drafting).needs_predictor:
+            adapter = Adapter.random(adapter_config_for(target), dtype=dtype, rngs=nnx.Rngs(seed + 1))
+        return cls(draft, adapter, drafting=drafting)
+
+    @property
+    def foresees(self) -> bool:
+        """Whether blocks are drafted ahead of the verification."""
+        return self.drafting.num_outcomes > 0
+
+    def with_drafting(self, **changes: Any) -> "JetSpecPP":
+        """The same weights, drafted with otherwise."""
+        return type(self)(
+            self._definition.merge(self._leaves),
+            self.predictor,
+            drafting=replace(self.drafting, **changes),
+            calibration=self.calibration,
+            max_len=self.max_len,
+        )
+
+    def place(self, device: jax.Device) -> Leaves:
+        """Weights and calibration on a device: draft, predictor, calibration."""
+        draft = place(self._leaves, device)
+        predictor = () if self.predictor is None else self.predictor.place(device)
+        calibration = jax.device_put(tuple(jax.tree.leaves(self.calibration)), device)
+        self._ends = (len(draft), len(draft) + len(predictor))
+        return (*draft, *predictor, *calibration)
+
+    def init_state(self, decoder: Decoder, batch: int, capacity: int) -> DraftCaches:
+        """Empty caches."""
+        context = self._definition.merge(self._leaves).init_context(batch, capacity)
+        predictor = () if self.predictor is None else self.predictor.init_state(decoder, batch, capacity)
+        return DraftCaches(context, predictor)
+
+    def propose(
+        self, leaves: Leaves, decoder: Decoder, state: DraftCaches, view: DraftView
+    ) -> tuple[Proposal, DraftCaches]:
+        """Drafts and refines on the critical path, with true states only."""
+        return self._propose(leaves, decoder, state, view, self.drafting.refine), state
+
+    def observe(self, leaves: Leaves, decoder: Decoder, state: DraftCaches, rows: ContextRows) -> DraftCaches:
+        """Takes in rows the target has processed."""
+        self._check_taps(rows)
+        context = self._draft(leaves).extend(state.context.with_length(rows.start), rows.taps)
+        predictor = state.predictor
+        if self.predictor is not None:
+            predictor = self.predictor.observe(self._predictor_leaves(leaves), decoder, predictor, rows)
+        return DraftCaches(context.commit(rows.num_kept), predictor)
+
+    def foresee(
+        self,
+        leaves: Leaves,
+        decoder: Decoder,
+        state: ForesightState,
+        pending: ContextRows,
+        block: Proposal,
+        params: RowParams,
+        spec: SamplingSpec,
+    ) -> tuple[OutcomeCache, DraftCaches]:
+        """Prepares blocks for the likeliest outcomes of the verification of `block`.
+
+        Args:
+            leaves, decoder: weights.
+            state: the text up to the anchor of `block`; its caches still lack the rows of `pending`.
+            pending: true states that arrived since; taken in by the same calls.
+            block: what is being verified.
+            params, spec: sampling options.
+
+        Returns:
+            The outcome cache, and caches that hold true rows below their length and predicted ones above it.
+        """
+        self._check_taps(pending)
+        rows = jnp.concatenate([state.anchor[:, None], block.tokens], axis=1)
+        taps, logits, predictor = self.predictor.foresee(
+            self._predictor_leaves(leaves), decoder, state.caches.predictor, pending, rows
+        )
+        draft = self._draft(leaves)
+        context = draft.extend(state.caches.context.with_length(pending.start), pending.taps)
+        context = draft.extend(context.commit(pending.num_kept), taps)
+        caches = DraftCaches(context, predictor)
+        # Positions that any of the blocks may draft: up to γ accepted, an anchor, and γ more.
+        side = self._side(leaves, decoder, caches, state.length, 2 * self.num_drafts + 2, params, spec)
+        cache = foresee(
+            side, state, block, logits, params, self.drafting, self._calibration(leaves), self._num_rows
+        )
+        return cache, caches
+
+    def next_block(
+        self,
+        leaves: Leaves,
+        decoder: Decoder,
+        state: ForesightState,
+        cache: OutcomeCache,
+        verdict: Verdict,
+        params: RowParams,
+        spec: SamplingSpec,
+    ) -> Proposal:
+        """The prepared block of the outcome that came, or what the miss policy says.
+
+        Args:
+            leaves, decoder: weights.
+            state: as it was when `cache` was made; only read.
+            cache, verdict: what was prepared, and what came.
+            params, spec: sampling options.
+        """
+        if self.drafting.miss_policy == "soft_miss":
+            return select_block(cache, verdict, soft=True)
+        cached = select_block(cache, verdict)
+
+        def redraft(state: ForesightState) -> Proposal:
+            state = replace(
+                state.absorb(verdict), caches=self.observe(leaves, decoder, state.caches, verdict.rows)
+            )
+            proposal = self.first_block(leaves, decoder, state, params, spec)
+            return choose(cached.is_hit, cached, replace(proposal, mass=cached.mass))
+
+        is_needed = jnp.any(~cached.is_hit & verdict.is_active)
+        return jax.lax.cond(is_needed, redraft, lambda state: cached, state)
+
+    def first_block(
+        self, leaves: Leaves, decoder: Decoder, state: ForesightState, params: RowParams, spec: SamplingSpec
+    ) -> Proposal:
+        """The block after a prompt or a miss, drafted with true states and refined as the miss policy says.
+
+        Its trace and log-probabilities have the shapes of a prepared block's.
+        """
+        view = DraftView(state.tokens, state.length, params, spec)
+        proposal = self._propose(leaves, decoder, state.caches, view, self.drafting.fallback)
+        missing = self.drafting.refine.num_passes - self.drafting.fallback.num_passes
+        if missing == 0:
+            return proposal
+        # Passes that were not made repeat the last one; refreshes that were not made agreed with everything.
+        trace = proposal.trace
+        last, fixed = trace.passes[:, -1:], trace.num_fixed[:, -1:]
+        return replace(
+            proposal,
+            trace=replace(
+                trace,
+                passes=jnp.concatenate([trace.passes, *[last] * missing], axis=1),
+                num_fixed=jnp.concatenate([trace.num_fixed, *[fixed] * missing], axis=1),
+                proxies=jnp.concatenate([last] * self.drafting.refine.num_refreshes, axis=1)
+                if self.drafting.refine.num_refreshes
+                else trace.proxies,
+            ),
+        )
+
+    def _propose(self, leaves, decoder: Decoder, caches: DraftCaches, view: DraftView, refine: RefineConfig) -> Proposal:
+        if (self.config.mask_token_id or 0) >= decoder.config.vocab_size:
+            raise ValueError(
+                f"mask_token_id={self.config.mask_token_id}, but the target has {decoder.config.vocab_size} ids"
+            )
+        anchor = jnp.take_along_axis(view.tokens, view.length[:, None] - 1, axis=1)
+        start = view.length[:, None] - 1
+        noise = noise_tokens(view.params.key, view.tokens, anchor, start, self._num_rows)
+        side = self._side(leaves, decoder, caches, view.length, self.num_drafts, view.params, view.spec)
+        proposal = side.draft_blocks(anchor, start, noise, refine, with_logprobs=self._with_logprobs)
+        return jax.tree.map(lambda rows: rows[:, 0], proposal)
+
+    def _side(
+        self, leaves, decoder: Decoder, caches: DraftCaches, base: Int[Array, "B"], window: int, params, spec
+    ) -> DraftSide:
+        def predict(blocks, start):
+            return self.predictor.predict(self._predictor_leaves(leaves), decoder, caches.predictor, blocks, start)
+
+        evidence = Evidence.of_window(
+            params, spec, base, window, decoder.config.vocab_size, couple_noise=self.drafting.couple_noise
+        )
+        return DraftSide(
+            draft=self._draft(leaves),
+            context=caches.context,
+            predict=None if self.predictor is None else predict,
+            decoder=decoder,
+            evidence=evidence,
+            num_drafts=self.num_drafts,
+        )
+
+    def _check_taps(self, rows: ContextRows) -> None:
+        if rows.taps.shape[2:] != (self.config.num_taps, self.config.shape.hidden_size):
+            raise ValueError(
+                f"the draft reads {self.config.num_taps} taps of width {self.config.shape.hidden_size}, "
+                f"the target gives {rows.taps.shape[2]} of width {rows.taps.shape[3]}"
+            )
+
+    @property
+    def _with_logprobs(self) -> bool:
+        return self.foresees and self.drafting.outcome_rule in ("calibrated", "draft_model")
+
+    def _draft(self, leaves: Leaves) -> Draft:
+        return self._definition.merge(leaves[: self._ends[0]])
+
+    def _predictor_leaves(self, leaves: Leaves) -> Leaves:
+        return leaves[self._ends[0] : self._ends[1]]
+
+    def _calibration(self, leaves: Leaves) -> Calibration | None:
+        return None if self.calibration is None else Calibration(*leaves[self._ends[1] :])

@@ -1,0 +1,106 @@
+"""Predicts what the target would compute for rows it has not run: adapter and decoder as one replaceable part."""
+
+from typing import Any, Protocol
+
+import jax
+from jaxtyping import Array, Float, Int
+
+from jetspec_jax.decoding.state import ContextRows
+from jetspec_jax.models.adapter import Adapter
+from jetspec_jax.models.cache import KVCache
+from jetspec_jax.models.decoder import Decoder
+from jetspec_jax.models.functional import Leaves, place, split
+from jetspec_jax.models.stack import Segment
+
+
+class Predictor(Protocol):
+    """Tapped states and next-token logits of unverified rows. All methods but the first two run inside traces.
+
+    The state holds true rows below its length and, after `foresee`, predicted ones above it.
+    """
+
+    def place(self, device: jax.Device) -> Leaves:
+        """The weights on a device."""
+        ...
+
+    def init_state(self, decoder: Decoder, batch: int, capacity: int) -> Any:
+        """Empty caches."""
+        ...
+
+    def observe(self, leaves: Leaves, decoder: Decoder, state: Any, rows: ContextRows) -> Any:
+        """Takes in rows with true states."""
+        ...
+
+    def foresee(
+        self, leaves: Leaves, decoder: Decoder, state: Any, rows: ContextRows, block: Int[Array, "B T"]
+    ) -> tuple[Float[Array, "B T M D"], Float[Array, "B T V"], Any]:
+        """Takes in rows and, in the same read of the weights, predicts the block that follows the kept ones."""
+        ...
+
+    def predict(
+        self, leaves: Leaves, decoder: Decoder, state: Any, blocks: Int[Array, "B R T"], start: Int[Array, "B R"]
+    ) -> tuple[Float[Array, "B R T M D"], Float[Array, "B R T V"]]:
+        """Predicts blocks that stand at `start` and see everything below it; nothing is kept."""
+        ...
+
+
+class AdapterPredictor:
+    """The trained way: the adapter predicts the tapped states, the frozen top of the target their logits."""
+
+    def __init__(self, adapter: Adapter):
+        self.config = adapter.config
+        self._definition, self._leaves = split(adapter)
+
+    def place(self, device: jax.Device) -> Leaves:
+        """The adapter's weights on a device; the decoder's belong to the target."""
+        return place(self._leaves, device)
+
+    def init_state(self, decoder: Decoder, batch: int, capacity: int) -> tuple[KVCache, KVCache]:
+        """Empty caches of adapter and decoder layers."""
+        adapter = self._definition.merge(self._leaves)
+        return adapter.init_cache(batch, capacity), decoder.init_cache(batch, capacity)
+
+    def observe(
+        self, leaves: Leaves, decoder: Decoder, state: tuple[KVCache, KVCache], rows: ContextRows
+    ) -> tuple[KVCache, KVCache]:
+        """Catches up without predicting anything."""
+        return self._run(leaves, decoder, state, rows, None)[2]
+
+    def foresee(
+        self,
+        leaves: Leaves,
+        decoder: Decoder,
+        state: tuple[KVCache, KVCache],
+        rows: ContextRows,
+        block: Int[Array, "B T"],
+    ) -> tuple[Float[Array, "B T M D"], Float[Array, "B T V"], tuple[KVCache, KVCache]]:
+        """Catch-up and foresight in one read of the weights."""
+        taps, x, state = self._run(leaves, decoder, state, rows, block)
+        return taps, decoder.logits(x), state
+
+    def predict(
+        self,
+        leaves: Leaves,
+        decoder: Decoder,
+        state: tuple[KVCache, KVCache],
+        blocks: Int[Array, "B R T"],
+        start: Int[Array, "B R"],
+    ) -> tuple[Float[Array, "B R T M D"], Float[Array, "B R T V"]]:
+        """Adapter, then decoder, over every block."""
+        adapter_cache, decoder_cache = state
+        taps = self._definition.merge(leaves).predict(decoder.embed(blocks), adapter_cache, start)
+        return taps, decoder.predict(taps[:, :, :, -1].astype(decoder.dtype), decoder_cache, start)
+
+    def _run(self, leaves, decoder: Decoder, state, rows: ContextRows, block):
+        adapter = self._definition.merge(leaves)
+        adapter_cache, decoder_cache = state
+        end = rows.start + rows.num_kept
+        segment = None if block is None else Segment(decoder.embed(block), end)
+        taps, adapter_cache = adapter.extend(
+            decoder.embed(rows.tokens), rows.taps, rows.start, adapter_cache, segment
+        )
+        segments = [Segment(rows.taps[:, :, -1].astype(decoder.dtype), rows.start)]
+        if taps is not None:
+            segments.append(Segment(taps[:, :, -1].astype(decoder.dtype), end))
+        outputs, decoder_cache = decoder.extend(segments, decoder_cache)
+        return taps, outputs[-1], (adapter_cache.with_length(end), decoder_cache.with_length(end))

@@ -1,0 +1,148 @@
+"""Stacks of decoder layers over a cache, in the two forms that drafting needs.
+
+*Segments* are runs of consecutive positions whose keys go into the cache (a prompt chunk, newly committed rows, the block
+under verification). *Blocks* are alternatives that share a cache and keep their keys to themselves (one block per outcome).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jetspec_jax.config import RopeConfig
+from jetspec_jax.models.cache import KVCache
+from jetspec_jax.models.layers import DecoderLayer
+from jetspec_jax.ops.attention import attend, attend_blocks, causal_mask
+from jetspec_jax.ops.norm_rope import rope_angles
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """How a layer attends.
+
+    Attributes:
+        rope: its RoPE.
+        window: sliding window in tokens, None for full attention.
+    """
+
+    rope: RopeConfig
+    window: int | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Segment:
+    """Rows at consecutive positions.
+
+    Attributes:
+        x: [B, T, D], residual stream of the rows.
+        start: [B], position of the first row.
+    """
+
+    x: Float[Array, "B T D"]
+    start: Int[Array, "B"]
+
+    @property
+    def positions(self) -> Int[Array, "B T"]:
+        """Absolute positions of the rows."""
+        return self.start[:, None] + jnp.arange(self.x.shape[1], dtype=jnp.int32)[None, :]
+
+
+def run_segments(
+    layers: Sequence[DecoderLayer], kinds: Sequence[LayerKind], segments: Sequence[Segment], cache: KVCache, first: int
+) -> tuple[list[Float[Array, "B _ D"]], KVCache]:
+    """Runs segments through layers together: one read of the weights, every row sees the slots up to its position.
+
+    Keys are written segment by segment, so a later segment replaces what an earlier one left at the same positions
+    (rows of a verified block that were not kept).
+
+    Args:
+        layers, kinds: the stack.
+        segments: in the order of their positions.
+        cache: keys of the layers from index `first` on; its length is not looked at.
+        first: index of the first layer in the cache.
+
+    Returns:
+        The residual stream of each segment, and the cache (its length is whatever was last written at).
+    """
+    sizes = [segment.x.shape[1] for segment in segments]
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
+    x = jnp.concatenate([segment.x for segment in segments], axis=1)
+    positions = jnp.concatenate([segment.positions for segment in segments], axis=1)
+    for index, (layer, kind) in enumerate(zip(layers, kinds, strict=True), start=first):
+        angles = rope_angles(positions, kind.rope, layer.attention.shape.head_dim)
+        q, k, v = layer.attention.queries_keys_values(layer.attention_norm(x), angles, kind.rope)
+        for segment, keys, values in zip(
+            segments, jnp.split(k, ends, axis=1), jnp.split(v, ends, axis=1), strict=True
+        ):
+            cache = cache.with_length(segment.start).write(index, keys, values)
+        mask = causal_mask(positions, cache.capacity, kind.window)
+        x = layer.finish(x, attend(q, cache.keys[index], cache.values[index], mask))
+    return jnp.split(x, ends, axis=1), cache
+
+
+def run_blocks(
+    layers: Sequence[DecoderLayer],
+    kinds: Sequence[LayerKind],
+    x: Float[Array, "B R T D"],
+    cache: KVCache,
+    start: Int[Array, "B R"],
+    first: int,
+) -> Float[Array, "B R T D"]:
+    """Runs R causal blocks of T rows per request; block r stands at `start` and sees the cache slots below it.
+
+    Nothing is written: the blocks' keys live in this call only.
+    """
+    batch, blocks, rows, width = x.shape
+    flat = x.reshape(batch, -1, width)
+    positions = block_positions(start, rows).reshape(batch, -1)
+    for index, (layer, kind) in enumerate(zip(layers, kinds, strict=True), start=first):
+        angles = rope_angles(positions, kind.rope, layer.attention.shape.head_dim)
+        q, k, v = layer.attention.queries_keys_values(layer.attention_norm(flat), angles, kind.rope)
+        heads = attend_blocks(
+            q.reshape(batch, blocks, rows, *q.shape[2:]),
+            cache.keys[index],
+            cache.values[index],
+            start,
+            own_rows(k, blocks),
+            own_rows(v, blocks, is_value=True),
+            jnp.broadcast_to(_causal(rows, kind.window), (batch, blocks, rows, rows)),
+            window=kind.window,
+        )
+        flat = layer.finish(flat, heads.reshape(batch, -1, *heads.shape[3:]))
+    return flat.reshape(x.shape)
+
+
+def block_positions(start: Int[Array, "B R"], num_rows: int) -> Int[Array, "B R T"]:
+    """Absolute positions of the rows of each block."""
+    return start[:, :, None] + jnp.arange(num_rows, dtype=jnp.int32)[None, None, :]
+
+
+def own_rows(rows: Float[Array, "B RT K H"], num_blocks: int, *, is_value: bool = False) -> Float[Array, "B R K T H"]:
+    """Keys or values of all rows as each block's own, a head's rows contiguous as in the cache."""
+    batch, _, heads, size = rows.shape
+    rows = jnp.swapaxes(rows.reshape(batch, num_blocks, -1, heads, size), 2, 3)
+    # As in the cache: a masked value has weight 0, and 0 * NaN is NaN.
+    return jnp.nan_to_num(rows) if is_value else rows
+
+
+def _causal(num_rows: int, window: int | None) -> Bool[Array, "1 1 T T"]:
+    query = jnp.arange(num_rows, dtype=jnp.int32)[None, None, :, None]
+    key = jnp.arange(num_rows, dtype=jnp.int32)[None, None, None, :]
+    return key <= query if window is None else (key <= query) & (key > query - window)
+
+
+def cache_for(layers: Sequence[Any], batch: int, capacity: int) -> KVCache:
+    """An empty cache for these layers."""
+    shape = layers[0].attention.shape
+    return KVCache.zeros(
+        num_layers=len(layers),
+        batch=batch,
+        capacity=capacity,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=layers[0].attention_norm.scale[...].dtype,
+    )
