@@ -1,14 +1,19 @@
-"""Public test kit: tiny targets, a target with a known law, drafters that follow a script, a byte tokenizer."""
+"""Public test kit: tiny targets, a target with a known law, drafters that follow a script,
+stand-ins for trained drafting weights, a byte tokenizer.
+"""
 
 from jetspec_jax.testing.byte_tokenizer import ByteTokenizer
 from jetspec_jax.testing.checkpoint import write_tiny_checkpoint
 from jetspec_jax.testing.drafters import NoisyDrafter, ScriptedDrafter, random_drafter
+from jetspec_jax.testing.foresight import OraclePredictor, PeekingJetSpecPP
 from jetspec_jax.testing.table_target import TableTarget, counting_target
 from jetspec_jax.testing.tiny import tiny_config, tiny_target
 
 __all__ = [
     "ByteTokenizer",
     "NoisyDrafter",
+    "OraclePredictor",
+    "PeekingJetSpecPP",
     "ScriptedDrafter",
     "TableTarget",
     "counting_target",

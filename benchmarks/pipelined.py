@@ -1,0 +1,157 @@
+"""The pipelined driver on two devices with random weights: milliseconds per round, and of each program alone.
+
+Random weights accept next to nothing, so every round commits one token and (unless the miss policy is `soft_miss`) drafts its
+block again; nothing here says anything about acceptance. Rounds under `soft_miss` do exactly the device work of a hit.
+
+    python -m benchmarks.pipelined --shape qwen3-8b --rounds 200
+"""
+
+import argparse
+import json
+import statistics
+import time
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jetspec_jax.config import RopeConfig, TargetConfig, TransformerShape
+from jetspec_jax.decoding.foresight_programs import PipelinedPrograms
+from jetspec_jax.decoding.row_params import row_params, sampling_spec
+from jetspec_jax.drafters import JetSpecPP
+from jetspec_jax.drafting_config import DraftingConfig, RefineConfig
+from jetspec_jax.evaluation.record import environment
+from jetspec_jax.language_model import LanguageModel, LowAcceptanceWarning
+from jetspec_jax.models.target import Target
+from jetspec_jax.sampling_params import SamplingParams
+from jetspec_jax.testing import tiny_config
+
+
+def qwen3_8b() -> TargetConfig:
+    """The shape of Qwen3-8B."""
+    shape = TransformerShape(
+        hidden_size=4096,
+        intermediate_size=12288,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        rms_norm_eps=1e-6,
+        qk_norm=True,
+    )
+    return TargetConfig(
+        model_type="qwen3",
+        shape=shape,
+        num_layers=36,
+        vocab_size=151936,
+        max_position_embeddings=40960,
+        layer_types=("full_attention",) * 36,
+        ropes=(("full_attention", RopeConfig(theta=1e6)),),
+        tie_word_embeddings=False,
+        taps=(1, 9, 17, 25, 33),
+    )
+
+
+SHAPES = {"qwen3-8b": qwen3_8b, "tiny": lambda: tiny_config(num_layers=8, taps=(0, 1, 2, 4, 5))}
+
+
+def measure(model: LanguageModel, prompt: list[int], rounds: int) -> dict:
+    """Decodes `rounds` rounds after a warm-up, then times each program by waiting for it."""
+    options = SamplingParams(max_new_tokens=rounds + 1, ignore_eos=True)
+    model.generate(prompt, SamplingParams(max_new_tokens=rounds // 8 + 2, ignore_eos=True))
+    stats = model.generate(prompt, options).stats
+    record = {"rounds": stats.rounds, "round_ms": stats.decode_ms / stats.rounds, "tau": stats.tau}
+    record |= {"hit_rate": stats.hit_rate, "compile_ms": model.programs.compile_ms}
+    executables, waits = model.programs.executables, {}
+    last = [0.0]
+
+    def wait(name, device, outputs):
+        jax.block_until_ready(outputs)
+        now = time.perf_counter()
+        waits.setdefault(name, []).append(1e3 * (now - last[0]))
+        last[0] = now
+
+    executables.on_dispatch = wait
+    model.generate(prompt, SamplingParams(max_new_tokens=rounds // 4 + 1, ignore_eos=True))
+    executables.on_dispatch = None
+    # From the end of one program to the end of the next: host time and transfers in between are included.
+    record["alone_ms"] = {name: statistics.median(times[2:]) for name, times in waits.items() if len(times) > 4}
+    return record
+
+
+def queued_ms(
+    model: LanguageModel, programs: PipelinedPrograms, prompt_len: int, repeats: int = 50
+) -> dict[str, float]:
+    """Verification of γ+1 rows and of one row, queued back to back on the target's device."""
+    request = [SamplingParams()]
+    spec = sampling_spec(request)
+    params = row_params(request, eos_token_ids=(), vocab_size=model.config.vocab_size, device=model.device)
+    active = jax.device_put(np.array([True]), model.device)
+    times = {}
+    for name, num_drafts in (("ar", 0), ("verify", model.drafter.num_drafts)):
+        tokens = jax.device_put(np.zeros((1, 2048), np.int32), model.device)
+        length = jax.device_put(np.array([prompt_len], np.int32), model.device)
+        state = programs.init_state(tokens, length).target
+
+        def verify(leaves, state, drafts, active, params):
+            target = programs.definition.merge(leaves)
+            state = jax.tree.map(lambda x: x, state)
+            after, out, _ = programs.verify(target, state, drafts, active, params, spec)
+            return after, out.num_committed
+
+        drafts = jax.device_put(np.zeros((1, num_drafts), np.int32), model.device)
+        program = jax.jit(verify, donate_argnums=(1,))
+        for _ in range(3):
+            state, out = program(programs.target_leaves, state, drafts, active, params)
+        jax.block_until_ready(out)
+        began = time.perf_counter()
+        for _ in range(repeats):
+            state, out = program(programs.target_leaves, state, drafts, active, params)
+        jax.block_until_ready(out)
+        times[name] = 1e3 * (time.perf_counter() - began) / repeats
+    return times
+
+
+def main() -> None:
+    """Runs the configurations and prints one JSON line each, the whole record last."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--shape", choices=SHAPES, default="qwen3-8b")
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--prompt-len", type=int, default=1024)
+    parser.add_argument("--num-drafts", type=int, default=16)
+    parser.add_argument("--configs", default="J1-R1/B4/soft_miss,J1-R1/B4/fallback,J1-R1/B8/soft_miss,J0/B4/soft_miss")
+    parser.add_argument("--out", default=None)
+    args = parser.parse_args()
+    warnings.simplefilter("ignore", LowAcceptanceWarning)
+    config = SHAPES[args.shape]()
+    dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
+    began = time.perf_counter()
+    with jax.default_device(jax.devices()[0]):
+        target = Target(config, dtype=dtype, rngs=nnx.Rngs(0))
+    with jax.default_device(jax.devices()[-1]):
+        everything = JetSpecPP.random(config, dtype=dtype, drafting=DraftingConfig(num_drafts=args.num_drafts))
+    base = LanguageModel(target, drafter=None)
+    print(json.dumps({"initialised_s": round(time.perf_counter() - began, 1)}), flush=True)
+    prompt = np.random.default_rng(0).integers(0, config.vocab_size, args.prompt_len).tolist()
+    record = {**environment(base), "shape": args.shape, "prompt_len": args.prompt_len, "num_drafts": args.num_drafts}
+    record["pipelined"] = {}
+    for name in args.configs.split(","):
+        refine, outcomes, policy = name.split("/")
+        drafter = everything.with_drafting(
+            refine=RefineConfig.parse(refine), num_outcomes=int(outcomes[1:]), miss_policy=policy
+        )
+        model = base.with_drafter(drafter, draft_device=jax.devices()[-1])
+        if "queued_ms" not in record:
+            record["queued_ms"] = queued_ms(model, model.programs, args.prompt_len)
+            print(json.dumps(record["queued_ms"]), flush=True)
+        record["pipelined"][name] = measured = measure(model, prompt, args.rounds)
+        print(json.dumps({name: measured}), flush=True)
+    print(json.dumps(record), flush=True)
+    if args.out:
+        with open(args.out, "w") as file:
+            json.dump(record, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

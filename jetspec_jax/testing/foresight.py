@@ -1,0 +1,92 @@
+"""Stand-ins for trained weights: a predictor that is the target itself, and a draft that knows the text.
+
+They make every path of JetSpec++ happen on purpose: with a perfect predictor outcome scores are exact, with a peeking
+draft blocks are right except where they shall be wrong.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jetspec_jax.decoding.draft_side import DraftSide
+from jetspec_jax.decoding.state import ContextRows
+from jetspec_jax.drafters.jetspecpp import JetSpecPP
+from jetspec_jax.models.cache import KVCache
+from jetspec_jax.models.decoder import Decoder
+from jetspec_jax.models.functional import Leaves, place, split
+from jetspec_jax.models.target import Target
+
+
+class OraclePredictor:
+    """A `Predictor` that runs the whole target: as right, and as expensive, as the verification itself."""
+
+    def __init__(self, target: Target):
+        self._definition, self._leaves = split(target)
+
+    def place(self, device: jax.Device) -> Leaves:
+        """The target's weights."""
+        return place(self._leaves, device)
+
+    def init_state(self, decoder: Decoder, batch: int, capacity: int) -> KVCache:
+        """An empty cache of the target."""
+        return self._definition.merge(self._leaves).init_cache(batch, capacity)
+
+    def observe(self, leaves: Leaves, decoder: Decoder, state: KVCache, rows: ContextRows) -> KVCache:
+        """Runs the rows again; their true states are not even looked at."""
+        _, _, state = self._definition.merge(leaves)(rows.tokens, state.with_length(rows.start))
+        return state.commit(rows.num_kept)
+
+    def foresee(
+        self, leaves: Leaves, decoder: Decoder, state: KVCache, rows: ContextRows, block: Int[Array, "B T"]
+    ) -> tuple[Float[Array, "B T M D"], Float[Array, "B T V"], KVCache]:
+        """What the verification of the block will compute."""
+        target = self._definition.merge(leaves)
+        state = self.observe(leaves, decoder, state, rows)
+        x, taps, state = target(block, state)
+        return taps, target.logits(x), state
+
+    def predict(
+        self, leaves: Leaves, decoder: Decoder, state: KVCache, blocks: Int[Array, "B R T"], start: Int[Array, "B R"]
+    ) -> tuple[Float[Array, "B R T M D"], Float[Array, "B R T V"]]:
+        """Each block on its own copy of the cache."""
+        target = self._definition.merge(leaves)
+        runs = [target(blocks[:, r], state.with_length(start[:, r])) for r in range(blocks.shape[1])]
+        taps = jnp.stack([taps for _, taps, _ in runs], axis=1)
+        return taps, jnp.stack([target.logits(x) for x, _, _ in runs], axis=1)
+
+
+class _PeekingSide(DraftSide):
+    """Logits that are certain of the true continuation, or of a wrong token at the chosen positions."""
+
+    texts: np.ndarray
+    period: int
+
+    def draft_logits(self, rows, start, num_fixed, states, config) -> Float[Array, "B R G V"]:
+        vocab_size = self.decoder.config.vocab_size
+        offsets = jnp.arange(1, self.num_drafts + 1, dtype=jnp.int32)
+        positions = start[:, :, None] + offsets[None, None, :]
+        texts = jnp.broadcast_to(jnp.asarray(self.texts), (rows.shape[0], self.texts.shape[1]))
+        true = jax.vmap(lambda text, at: jnp.take(text, at, mode="clip"))(texts, positions)
+        # Any pattern will do that neither block length nor acceptance length divides evenly.
+        is_wrong = (positions * positions + positions // 3) % self.period == 0
+        return 50.0 * jax.nn.one_hot(jnp.where(is_wrong, (true + 1) % vocab_size, true), vocab_size)
+
+
+class PeekingJetSpecPP(JetSpecPP):
+    """JetSpec++ whose draft knows the texts and is wrong at about one position in `period`.
+
+    Args:
+        texts: token ids of prompt and continuation, one row per request (or one for all).
+        period: how rarely it is wrong; 1 is always.
+        **options: as for `JetSpecPP`.
+    """
+
+    def __init__(self, *args: Any, texts: Sequence[Sequence[int]], period: int = 5, **options: Any):
+        super().__init__(*args, **options)
+        width = max(len(text) for text in texts)
+        rows = np.array([[*text, *[0] * (width - len(text))] for text in texts], np.int32)
+        self.side_type = type("PeekingSide", (_PeekingSide,), {"texts": rows, "period": period})

@@ -1,0 +1,141 @@
+"""JetSpec++ gives the text of plain decoding: every refinement, cache size, miss policy and driver, every option.
+
+A real target, draft geometry, adapter, decoder and cache; only what the draft would have learnt is replaced by a draft that
+knows the text and errs at chosen places, so that every accepted length, hit and miss happens.
+"""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from jetspec_jax.config import adapter_config_for, draft_config_for
+from jetspec_jax.drafters import JetSpecPP
+from jetspec_jax.drafting_config import DraftingConfig, RefineConfig
+from jetspec_jax.language_model import LanguageModel, LowAcceptanceWarning
+from jetspec_jax.models.adapter import Adapter
+from jetspec_jax.models.draft import Draft
+from jetspec_jax.testing import PeekingJetSpecPP, tiny_config, tiny_target
+
+pytestmark = pytest.mark.filterwarnings(f"ignore::{LowAcceptanceWarning.__module__}.LowAcceptanceWarning")
+
+REFINEMENTS = ("J0", "J1-R1", "J3-R3")
+POLICIES = ("fallback", "refined_fallback", "soft_miss")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation():
+    """Some sixty programs are compiled here and run for a moment each; the other tests use the optimised ones."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module")
+def base() -> LanguageModel:
+    return LanguageModel(tiny_target(tiny_config(taps=(0,))), drafter=None)
+
+
+@pytest.fixture(scope="module")
+def plain_texts(base, option_prompts, option_requests) -> list[list[int]]:
+    return [output.token_ids for output in base.generate(option_prompts, option_requests())]
+
+
+@pytest.fixture(scope="module")
+def draft(base) -> Draft:
+    return Draft(draft_config_for(base.config, num_layers=1), dtype=jnp.float32, rngs=nnx.Rngs(0))
+
+
+@pytest.fixture(scope="module")
+def adapter(base) -> Adapter:
+    return Adapter.from_target(base.target, adapter_config_for(base.config, layers_per_module=(1,)))
+
+
+@pytest.fixture(scope="module")
+def peeking(base, draft, adapter, option_prompts, plain_texts):
+    texts = [prompt + text for prompt, text in zip(option_prompts, plain_texts, strict=True)]
+
+    def model(drafting: DraftingConfig, draft_device: jax.Device | None = None) -> LanguageModel:
+        drafter = PeekingJetSpecPP(draft, adapter, drafting=drafting, texts=texts)
+        return base.with_drafter(drafter, draft_device=draft_device)
+
+    return model
+
+
+@pytest.mark.parametrize("driver", ["fused", "pipelined"])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("num_outcomes", [1, 4, 8])
+@pytest.mark.parametrize("refine", REFINEMENTS)
+def test_every_option_in_one_batch(
+    peeking, plain_texts, option_prompts, option_requests, cpu_devices, refine, num_outcomes, policy, driver
+):
+    drafting = DraftingConfig(
+        num_drafts=4, refine=RefineConfig.parse(refine), num_outcomes=num_outcomes, miss_policy=policy
+    )
+    model = peeking(drafting, cpu_devices[1] if driver == "pipelined" else None)
+    outputs = model.generate(option_prompts, option_requests())
+    assert [output.token_ids for output in outputs] == plain_texts
+    # Both paths were taken, and blocks of every accepted length were verified.
+    hits = [hit for output in outputs for hit in output.stats.hits]
+    assert 0 < sum(hits) < len(hits)
+    assert all(sum(o.stats.histogram[k] for o in outputs) > 0 for k in range(5))
+
+
+@pytest.mark.parametrize("refine", REFINEMENTS)
+def test_critical_path(peeking, plain_texts, option_prompts, option_requests, refine):
+    model = peeking(DraftingConfig(num_drafts=4, refine=RefineConfig.parse(refine), num_outcomes=0))
+    outputs = model.generate(option_prompts, option_requests())
+    assert [output.token_ids for output in outputs] == plain_texts
+    assert all(output.stats.hit_rate is None for output in outputs)
+    assert sum(output.stats.accepted for output in outputs) > 100
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"refine": RefineConfig(num_passes=2, num_refreshes=1, replace_anchor=False)}, id="refresh-alone"),
+        pytest.param({"refine": RefineConfig(conditioning="double")}, id="double"),
+        pytest.param({"refine": RefineConfig(rewritten="renoise")}, id="renoise"),
+        pytest.param({"refine": RefineConfig.parse("J3")}, id="J3"),
+        pytest.param({"couple_noise": False}, id="uncoupled"),
+        pytest.param({"outcome_rule": "draft_model"}, id="draft-model"),
+        pytest.param({"outcome_rule": "geometric"}, id="geometric"),
+    ],
+)
+def test_variants_with_an_untrained_draft(base, draft, adapter, plain_texts, option_prompts, option_requests, changes):
+    drafter = JetSpecPP(draft, adapter, drafting=DraftingConfig(**({"num_drafts": 4, "num_outcomes": 2} | changes)))
+    outputs = base.with_drafter(drafter).generate(option_prompts, option_requests())
+    assert [output.token_ids for output in outputs] == plain_texts
+
+
+@pytest.mark.parametrize(
+    "config", [{"causal": False, "shift": False, "inputs": "mask", "mask_token_id": 96}, {"shift": False}]
+)
+def test_other_drafts(base, adapter, plain_texts, option_prompts, option_requests, config):
+    """DFlash's draft (bidirectional, mask inputs) and in-place prediction, under refinement and foresight."""
+    config = draft_config_for(base.config, num_layers=1, block_rows=5, **config)
+    draft = Draft(config, dtype=jnp.float32, rngs=nnx.Rngs(0))
+    drafter = JetSpecPP(draft, adapter, drafting=DraftingConfig(num_drafts=4, num_outcomes=2))
+    outputs = base.with_drafter(drafter).generate(option_prompts, option_requests())
+    assert [output.token_ids for output in outputs] == plain_texts
+
+
+def test_rows_that_end_early_do_not_disturb_the_others(peeking, plain_texts, option_prompts, option_requests):
+    stops = [text[min(5 * row, len(text) - 1)] for row, text in enumerate(plain_texts)]
+    outputs = peeking(DraftingConfig(num_drafts=4, num_outcomes=4)).generate(option_prompts, option_requests(stops))
+    for text, stop, output in zip(plain_texts, stops, outputs, strict=True):
+        assert output.token_ids == text[: text.index(stop) + 1]
+        assert (output.finish_reason, output.stop_reason) == ("stop", stop)
+
+
+def test_fused_and_pipelined_draft_the_same_blocks(peeking, option_prompts, option_requests, cpu_devices):
+    drafting = DraftingConfig(num_drafts=4, num_outcomes=4, keep_trace=True)
+    fused, pipelined = (
+        [
+            (chunk.index, chunk.token_ids, chunk.trace)
+            for chunk in peeking(drafting, device).stream(option_prompts, option_requests())
+        ]
+        for device in (None, cpu_devices[1])
+    )
+    assert fused == pipelined
+    assert sum(trace is not None for _, _, trace in fused) > 50
