@@ -1,7 +1,7 @@
 """The pipelined driver on two devices with random weights: milliseconds per round, and of each program alone.
 
-Random weights accept next to nothing, so every round commits one token and (unless the miss policy is `soft_miss`) drafts its
-block again; nothing here says anything about acceptance. Rounds under `soft_miss` do exactly the device work of a hit.
+Random weights accept next to nothing, so every round commits one token and (unless the miss policy is `soft_miss`)
+drafts its block again; nothing here says anything about acceptance. A round under `soft_miss` is the device work of a hit.
 
     python -m benchmarks.pipelined --shape qwen3-8b --rounds 200
 """

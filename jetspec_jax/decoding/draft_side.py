@@ -14,7 +14,7 @@ from jetspec_jax.decoding.refine import RENOISE, Guess, refine
 from jetspec_jax.drafting_config import RefineConfig
 from jetspec_jax.models.cache import KVCache
 from jetspec_jax.models.decoder import Decoder
-from jetspec_jax.models.draft import Draft
+from jetspec_jax.models.draft import Draft, InjectedRows
 from jetspec_jax.ops.first_argmax import first_argmax
 
 # Folded into a request's key before anything but the draw's position noise is drawn from it. Positions stay below
@@ -73,17 +73,7 @@ class DraftSide:
             return Guess(first_argmax(scores)[0], logprob_of, states)
 
         def draft_pass(drafts, num_fixed, states) -> Guess:
-            rows = self._rows(anchors, drafts, noise)
-            hidden = self.draft(
-                self.decoder.embed(rows),
-                self.context,
-                start,
-                num_fixed=num_fixed,
-                refreshed=states,
-                sees_fixed_rows=config.conditioning == "double",
-            )
-            first = 0 if self.draft.config.shift else 1
-            return guess(self.decoder.head(hidden[:, :, first : first + self.num_drafts]))
+            return guess(self.draft_logits(self._rows(anchors, drafts, noise), start, num_fixed, states, config))
 
         def refresh(drafts) -> Guess:
             rows = jnp.concatenate([anchors[..., None], drafts[..., :-1]], axis=-1)  # row o predicts draft o
@@ -91,6 +81,26 @@ class DraftSide:
             return guess(logits, self.draft.inject(taps, start))
 
         return refine(draft_pass, None if self.predict is None else refresh, config, with_logprobs=with_logprobs)
+
+    def draft_logits(
+        self,
+        rows: Int[Array, "B R T"],
+        start: Int[Array, "B R"],
+        num_fixed: Int[Array, "B R"] | None,
+        states: InjectedRows | None,
+        config: RefineConfig,
+    ) -> Float[Array, "B R G V"]:
+        """One pass of the draft: logits of the γ drafted positions."""
+        hidden = self.draft(
+            self.decoder.embed(rows),
+            self.context,
+            start,
+            num_fixed=num_fixed,
+            refreshed=states,
+            sees_fixed_rows=config.conditioning == "double",
+        )
+        first = 0 if self.draft.config.shift else 1
+        return self.decoder.head(hidden[:, :, first : first + self.num_drafts])
 
     def _rows(
         self, anchors: Int[Array, "B R"], drafts: Int[Array, "B R G"] | None, noise: Int[Array, "B R W"]
@@ -134,7 +144,7 @@ def noise_tokens(
 
     def one(key, tokens, anchor, start):
         key = jax.random.fold_in(jax.random.fold_in(key, jnp.uint32(INPUT_NOISE_STREAM)), start + 1)
-        # A remainder of 32 random bits is uniform to 1 part in 2^32 / length; `randint` compiles twice as long for more.
+        # A remainder of 32 random bits is uniform to one part in 2^32 / length; `randint` compiles twice as long.
         index = (jax.random.bits(key, (num_rows,)) % (start + 1).astype(jnp.uint32)).astype(jnp.int32)
         return jnp.where(index == start, anchor, tokens[index])
 

@@ -1,8 +1,8 @@
 """Programs that draft ahead: block t + 1 is drafted while block t is verified, on the same device or on a second one.
 
-Both drivers compose the same three pure functions: *verify* block t, *foresee* blocks for its outcomes, *select* the one for
-the outcome that came. Fused, they are one program; pipelined, verify runs on the target's device and the other two on the
-draft's, queued by asynchronous dispatch, with nothing but device arrays passed between them:
+Both drivers compose the same three pure functions: *verify* block t, *foresee* blocks for its outcomes, *select* the one
+for the outcome that came. Fused, they are one program; pipelined, verify runs on the target's device and the other two on
+the draft's, queued by asynchronous dispatch, with nothing but device arrays passed between them:
 
     target device   | verify 0        | verify 1        | verify 2
     draft device    | foresee 0 | sel | foresee 1 | sel | foresee 2
@@ -54,14 +54,19 @@ class ForesightPrograms(Programs):
     ) -> tuple[ForesightState, OutcomeCache]:
         """Takes in the last verdict and prepares blocks for the outcomes of the verification of `ahead.block`."""
         state = ahead.side.absorb(ahead.pending)
-        cache, caches = self.drafter.foresee(
-            leaves, decoder, state, ahead.pending.rows, ahead.block, params, spec
-        )
+        cache, caches = self.drafter.foresee(leaves, decoder, state, ahead.pending.rows, ahead.block, params, spec)
         return replace(state, caches=caches), cache
 
     def select(
-        self, leaves, decoder: Decoder, side: ForesightState, cache: OutcomeCache, block: Proposal, verdict: Verdict,
-        params: RowParams, spec: SamplingSpec,
+        self,
+        leaves,
+        decoder: Decoder,
+        side: ForesightState,
+        cache: OutcomeCache,
+        block: Proposal,
+        verdict: Verdict,
+        params: RowParams,
+        spec: SamplingSpec,
     ) -> tuple[Proposal, DraftReport | None]:
         """The block for the outcome that came, and how the verified one fared."""
         return (
@@ -238,7 +243,13 @@ class PipelinedPrograms(ForesightPrograms):
         return PipelineState(state.target, jax.device_put(ahead.block.tokens, self.device), ahead, params)
 
     def round(
-        self, state: PipelineState, active: Bool[Array, "B"], params: RowParams, spec: SamplingSpec, *, is_drafting: bool
+        self,
+        state: PipelineState,
+        active: Bool[Array, "B"],
+        params: RowParams,
+        spec: SamplingSpec,
+        *,
+        is_drafting: bool,
     ) -> tuple[PipelineState, RoundOutput]:
         """Queues one round on both devices; the host waits for neither."""
         if not is_drafting:

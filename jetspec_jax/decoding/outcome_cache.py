@@ -1,7 +1,7 @@
 """The outcome cache: blocks drafted in advance for likely outcomes of the verification under way, and their selection.
 
-A prepared block is valid for one outcome only: the same request, the same round, the same number of accepted drafts and the
-same next anchor. Anything else is a miss (bug case I03). All of it happens on the device, without a host branch.
+A prepared block is valid for one outcome only: the same request, the same round, the same number of accepted drafts and
+the same next anchor. Anything else is a miss (bug case I03). All of it happens on the device, without a host branch.
 """
 
 from dataclasses import dataclass, replace

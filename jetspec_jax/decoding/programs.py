@@ -1,7 +1,7 @@
 """Compiled programs of one target and drafter that draft on the critical path: propose, verify, observe in one program.
 
-Shapes are bucketed (capacity, prompt chunk) so that requests share executables. `foresight_programs.py` has the ones that
-draft ahead of the verification; the driver does not see the difference.
+Shapes are bucketed (capacity, prompt chunk) so that requests share executables. `foresight_programs.py` has the ones
+that draft ahead of the verification; the driver does not see the difference.
 """
 
 import itertools
@@ -191,18 +191,16 @@ class Programs:
 
     def _init_caches(self, batch: int, capacity: int) -> Any:
         with jax.default_device(self.draft_device):
-            return jax.device_put(
-                self.drafter.init_state(self.target.decoder(), batch, capacity), self.draft_device
-            )
+            return jax.device_put(self.drafter.init_state(self.target.decoder(), batch, capacity), self.draft_device)
 
-    def _checked(self, proposal: Proposal | Int[Array, "B G"], batch: int) -> Proposal:
+    def _checked(self, proposed: Any, batch: int) -> Proposal:
         """What the drafter proposed, as a `Proposal` of the promised shape."""
-        proposal = proposal if isinstance(proposal, Proposal) else Proposal.of_tokens(proposal)
-        drafts = proposal.tokens
+        drafts = proposed.tokens if isinstance(proposed, Proposal) else proposed
         expected = (batch, self.drafter.num_drafts)
         if drafts.shape != expected or not jnp.issubdtype(drafts.dtype, jnp.integer):
             raise ValueError(
                 f"drafter {self.drafter.name!r} must propose integers of shape {list(expected)}, "
                 f"got {drafts.dtype}{list(drafts.shape)}"
             )
-        return replace(proposal, tokens=drafts.astype(jnp.int32))
+        drafts = drafts.astype(jnp.int32)
+        return replace(proposed, tokens=drafts) if isinstance(proposed, Proposal) else Proposal.of_tokens(drafts)

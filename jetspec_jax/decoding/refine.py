@@ -1,7 +1,7 @@
 """Self-refinement of drafted blocks: Jacobi passes, context refresh, anchor replacement (handbook 7.3).
 
-Pure over two functions, so that it does not know what a draft or a decoder is. It changes proposals only; the text never
-depends on it.
+Pure over two functions, so that it does not know what a draft or a decoder is. It changes proposals only; the text
+never depends on it.
 """
 
 from collections.abc import Callable
@@ -83,7 +83,9 @@ def refine(
     trace = RefineTrace(
         passes=jnp.stack(passes, axis=-2),
         num_fixed=jnp.stack(fixed_at, axis=-1),
-        proxies=jnp.stack(proxies, axis=-2) if proxies else jnp.zeros((*tokens.shape[:-1], 0, tokens.shape[-1]), jnp.int32),
+        proxies=jnp.stack(proxies, axis=-2)
+        if proxies
+        else jnp.zeros((*tokens.shape[:-1], 0, tokens.shape[-1]), jnp.int32),
     )
     return Proposal.of_tokens(tokens, logprobs, trace)
 

@@ -64,6 +64,9 @@ class JetSpecPP:
         ValueError: parts that do not fit each other.
     """
 
+    # What runs the draft inside a trace; tests put a draft of known quality in its place.
+    side_type = DraftSide
+
     def __init__(
         self,
         draft: Draft,
@@ -180,9 +183,7 @@ class JetSpecPP:
         caches = DraftCaches(context, predictor)
         # Positions that any of the blocks may draft: up to γ accepted, an anchor, and γ more.
         side = self._side(leaves, decoder, caches, state.length, 2 * self.num_drafts + 2, params, spec)
-        cache = foresee(
-            side, state, block, logits, params, self.drafting, self._calibration(leaves), self._num_rows
-        )
+        cache = foresee(side, state, block, logits, params, self.drafting, self._calibration(leaves), self._num_rows)
         return cache, caches
 
     def next_block(
@@ -208,9 +209,7 @@ class JetSpecPP:
         cached = select_block(cache, verdict)
 
         def redraft(state: ForesightState) -> Proposal:
-            state = replace(
-                state.absorb(verdict), caches=self.observe(leaves, decoder, state.caches, verdict.rows)
-            )
+            state = replace(state.absorb(verdict), caches=self.observe(leaves, decoder, state.caches, verdict.rows))
             proposal = self.first_block(leaves, decoder, state, params, spec)
             return choose(cached.is_hit, cached, replace(proposal, mass=cached.mass))
 
@@ -244,7 +243,9 @@ class JetSpecPP:
             ),
         )
 
-    def _propose(self, leaves, decoder: Decoder, caches: DraftCaches, view: DraftView, refine: RefineConfig) -> Proposal:
+    def _propose(
+        self, leaves, decoder: Decoder, caches: DraftCaches, view: DraftView, refine: RefineConfig
+    ) -> Proposal:
         if (self.config.mask_token_id or 0) >= decoder.config.vocab_size:
             raise ValueError(
                 f"mask_token_id={self.config.mask_token_id}, but the target has {decoder.config.vocab_size} ids"
@@ -265,7 +266,7 @@ class JetSpecPP:
         evidence = Evidence.of_window(
             params, spec, base, window, decoder.config.vocab_size, couple_noise=self.drafting.couple_noise
         )
-        return DraftSide(
+        return self.side_type(
             draft=self._draft(leaves),
             context=caches.context,
             predict=None if self.predictor is None else predict,

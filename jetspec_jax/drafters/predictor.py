@@ -1,6 +1,6 @@
 """Predicts what the target would compute for rows it has not run: adapter and decoder as one replaceable part."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 from jaxtyping import Array, Float, Int
@@ -13,6 +13,7 @@ from jetspec_jax.models.functional import Leaves, place, split
 from jetspec_jax.models.stack import Segment
 
 
+@runtime_checkable
 class Predictor(Protocol):
     """Tapped states and next-token logits of unverified rows. All methods but the first two run inside traces.
 
@@ -96,9 +97,7 @@ class AdapterPredictor:
         adapter_cache, decoder_cache = state
         end = rows.start + rows.num_kept
         segment = None if block is None else Segment(decoder.embed(block), end)
-        taps, adapter_cache = adapter.extend(
-            decoder.embed(rows.tokens), rows.taps, rows.start, adapter_cache, segment
-        )
+        taps, adapter_cache = adapter.extend(decoder.embed(rows.tokens), rows.taps, rows.start, adapter_cache, segment)
         segments = [Segment(rows.taps[:, :, -1].astype(decoder.dtype), rows.start)]
         if taps is not None:
             segments.append(Segment(taps[:, :, -1].astype(decoder.dtype), end))

@@ -1,8 +1,8 @@
 """The adapter: predicts the tapped target states of a block that the target has not run yet (handbook 7.4).
 
-Module j predicts the outputs of tapped layer j from those of tapped layer j-1, the first from token embeddings. At context
-positions a module reads the true states, so it is an ordinary causal transformer over a cache; in a block it reads what
-the module below predicts. All layers have the target's own shape, and there is nothing else: no further projections.
+Module j predicts the outputs of tapped layer j from those of tapped layer j-1, the first from token embeddings. At
+context positions a module reads the true states, so it is an ordinary causal transformer over a cache; in a block it reads
+what the module below predicts. All layers have the target's own shape, and there is nothing else: no more projections.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,8 @@ class Adapter(nnx.Module):
     def from_target(cls, target: Target, config: AdapterConfig) -> "Adapter":
         """An adapter whose layers are copies of the target's, evenly spaced within each segment between taps.
 
-        A module as long as its segment predicts its tap exactly.
+        A module as long as its segment predicts its tap exactly, unless the target has sliding-window layers: adapter
+        layers see the whole context.
         """
         if len(config.layers_per_module) != len(target.config.taps):
             raise ValueError(f"{len(config.layers_per_module)} modules for the taps {target.config.taps}")

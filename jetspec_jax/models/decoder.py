@@ -1,8 +1,8 @@
 """The decoder: what the draft side needs of the frozen target, shared by reference.
 
-Embedding, the layers above the deepest tap, final norm and head (handbook 7.5). It turns predicted states of the deepest
-tapped layer into the target's next-token logits, and lends embedding and head to the draft. On one device its arrays are
-the target's own; on a second device it is the only part of the target that must be copied there.
+Embedding, the layers above the deepest tap, final norm and head (handbook 7.5). It turns predicted states of the
+deepest tapped layer into the target's next-token logits, and lends embedding and head to the draft. On one device its
+arrays are the target's own; on a second device it is the only part of the target that must be copied there.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,9 @@ from jetspec_jax.ops.project import project
 class Decoder(nnx.Module):
     """The top of a target over its own cache; `Target.decoder()` builds it."""
 
-    def __init__(self, config: TargetConfig, embed: nnx.Module, layers: Sequence[DecoderLayer], norm: RMSNorm | None, lm_head):
+    def __init__(
+        self, config: TargetConfig, embed: nnx.Module, layers: Sequence[DecoderLayer], norm: RMSNorm | None, lm_head
+    ):
         self.config = config
         self.embed = embed
         self.layers = layers

@@ -1,7 +1,7 @@
 """Stacks of decoder layers over a cache, in the two forms that drafting needs.
 
-*Segments* are runs of consecutive positions whose keys go into the cache (a prompt chunk, newly committed rows, the block
-under verification). *Blocks* are alternatives that share a cache and keep their keys to themselves (one block per outcome).
+*Segments* are runs of consecutive positions whose keys go into the cache (a prompt chunk, newly committed rows, the
+block under verification). *Blocks* are alternatives that share a cache and keep their keys to themselves (one per outcome).
 """
 
 from collections.abc import Sequence
@@ -75,9 +75,7 @@ def run_segments(
     for index, (layer, kind) in enumerate(zip(layers, kinds, strict=True), start=first):
         angles = rope_angles(positions, kind.rope, layer.attention.shape.head_dim)
         q, k, v = layer.attention.queries_keys_values(layer.attention_norm(x), angles, kind.rope)
-        for segment, keys, values in zip(
-            segments, jnp.split(k, ends, axis=1), jnp.split(v, ends, axis=1), strict=True
-        ):
+        for segment, keys, values in zip(segments, jnp.split(k, ends, axis=1), jnp.split(v, ends, axis=1), strict=True):
             cache = cache.with_length(segment.start).write(index, keys, values)
         mask = causal_mask(positions, cache.capacity, kind.window)
         x = layer.finish(x, attend(q, cache.keys[index], cache.values[index], mask))

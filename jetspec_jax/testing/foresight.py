@@ -62,31 +62,47 @@ class OraclePredictor:
 class _PeekingSide(DraftSide):
     """Logits that are certain of the true continuation, or of a wrong token at the chosen positions."""
 
-    texts: np.ndarray
-    period: int
+    texts: np.ndarray  # [rows, width]
+    is_wrong: np.ndarray  # [rows, width]
 
     def draft_logits(self, rows, start, num_fixed, states, config) -> Float[Array, "B R G V"]:
         vocab_size = self.decoder.config.vocab_size
         offsets = jnp.arange(1, self.num_drafts + 1, dtype=jnp.int32)
         positions = start[:, :, None] + offsets[None, None, :]
-        texts = jnp.broadcast_to(jnp.asarray(self.texts), (rows.shape[0], self.texts.shape[1]))
-        true = jax.vmap(lambda text, at: jnp.take(text, at, mode="clip"))(texts, positions)
-        # Any pattern will do that neither block length nor acceptance length divides evenly.
-        is_wrong = (positions * positions + positions // 3) % self.period == 0
-        return 50.0 * jax.nn.one_hot(jnp.where(is_wrong, (true + 1) % vocab_size, true), vocab_size)
+        size = (rows.shape[0], self.texts.shape[1])
+
+        def at_positions(table: np.ndarray):
+            table = jnp.broadcast_to(jnp.asarray(table), size)
+            return jax.vmap(lambda row, at: jnp.take(row, at, mode="clip"))(table, positions)
+
+        true, is_wrong = at_positions(self.texts), at_positions(self.is_wrong)
+        wrong = (true + 1) % vocab_size
+        return 50.0 * jax.nn.one_hot(jnp.where(is_wrong, wrong, true), vocab_size)
 
 
 class PeekingJetSpecPP(JetSpecPP):
-    """JetSpec++ whose draft knows the texts and is wrong at about one position in `period`.
+    """JetSpec++ whose draft knows the texts and is wrong at chosen positions.
 
     Args:
         texts: token ids of prompt and continuation, one row per request (or one for all).
-        period: how rarely it is wrong; 1 is always.
+        wrong_at: absolute positions where it errs; None errs at about one position in `period`.
+        period: see `wrong_at`; 1 is always.
         **options: as for `JetSpecPP`.
     """
 
-    def __init__(self, *args: Any, texts: Sequence[Sequence[int]], period: int = 5, **options: Any):
+    def __init__(
+        self,
+        *args: Any,
+        texts: Sequence[Sequence[int]],
+        wrong_at: Sequence[int] | None = None,
+        period: int = 5,
+        **options: Any,
+    ):
         super().__init__(*args, **options)
         width = max(len(text) for text in texts)
         rows = np.array([[*text, *[0] * (width - len(text))] for text in texts], np.int32)
-        self.side_type = type("PeekingSide", (_PeekingSide,), {"texts": rows, "period": period})
+        positions = np.arange(width)
+        # Any pattern will do that neither block length nor acceptance length divides evenly.
+        pattern = (positions * positions + positions // 3) % period == 0
+        is_wrong = pattern if wrong_at is None else np.isin(positions, np.asarray(wrong_at, int))
+        self.side_type = type("PeekingSide", (_PeekingSide,), {"texts": rows, "is_wrong": is_wrong})
