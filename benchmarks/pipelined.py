@@ -1,7 +1,12 @@
-"""The pipelined driver on two devices with random weights: milliseconds per round, and of each program alone.
+"""The pipelined driver with random weights: milliseconds per round, and of each program alone.
 
-Random weights accept next to nothing, so every round commits one token and (unless the miss policy is `soft_miss`)
-drafts its block again; nothing here says anything about acceptance. A round under `soft_miss` is the device work of a hit.
+With two devices target and draft side overlap; with one they queue behind each other. Random weights accept next to
+nothing, so every round commits one token and (unless the miss policy is `soft_miss`) drafts its block again; nothing here
+says anything about acceptance. A round under `soft_miss` is the work of a hit.
+
+`--replay PERIOD` replays acceptance instead: all networks run at their full cost, but the draft's and the decoder's
+tokens are taken from the text, the draft's wrong at about one position in PERIOD. Hits and acceptance lengths are then
+those of the replay, not of any model.
 
     python -m benchmarks.pipelined --shape qwen3-8b --rounds 200
 """
@@ -17,16 +22,18 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jetspec_jax.config import RopeConfig, TargetConfig, TransformerShape
+from jetspec_jax.config import RopeConfig, TargetConfig, TransformerShape, adapter_config_for, draft_config_for
 from jetspec_jax.decoding.foresight_programs import PipelinedPrograms
 from jetspec_jax.decoding.row_params import row_params, sampling_spec
 from jetspec_jax.drafters import JetSpecPP
 from jetspec_jax.drafting_config import DraftingConfig, RefineConfig
 from jetspec_jax.evaluation.record import environment
 from jetspec_jax.language_model import LanguageModel, LowAcceptanceWarning
+from jetspec_jax.models.adapter import Adapter
+from jetspec_jax.models.draft import Draft
 from jetspec_jax.models.target import Target
 from jetspec_jax.sampling_params import SamplingParams
-from jetspec_jax.testing import tiny_config
+from jetspec_jax.testing import PeekingJetSpecPP, PeekingPredictor, tiny_config
 
 
 def qwen3_8b() -> TargetConfig:
@@ -56,13 +63,12 @@ def qwen3_8b() -> TargetConfig:
 SHAPES = {"qwen3-8b": qwen3_8b, "tiny": lambda: tiny_config(num_layers=8, taps=(0, 1, 2, 4, 5))}
 
 
-def measure(model: LanguageModel, prompt: list[int], rounds: int) -> dict:
-    """Decodes `rounds` rounds after a warm-up, then times each program by waiting for it."""
-    options = SamplingParams(max_new_tokens=rounds + 1, ignore_eos=True)
-    model.generate(prompt, SamplingParams(max_new_tokens=rounds // 8 + 2, ignore_eos=True))
-    stats = model.generate(prompt, options).stats
+def measure(model: LanguageModel, prompt: list[int], num_tokens: int) -> dict:
+    """Decodes `rounds` rounds, the first time to warm up, then times each program by waiting for it."""
+    options = SamplingParams(max_new_tokens=num_tokens, ignore_eos=True)
+    stats = [model.generate(prompt, options).stats for _ in range(2)][1]
     record = {"rounds": stats.rounds, "round_ms": stats.decode_ms / stats.rounds, "tau": stats.tau}
-    record |= {"hit_rate": stats.hit_rate, "compile_ms": model.programs.compile_ms}
+    record |= {"tokens_per_s": stats.tokens_per_s, "hit_rate": stats.hit_rate, "compile_ms": model.programs.compile_ms}
     executables, waits = model.programs.executables, {}
     last = [0.0]
 
@@ -73,7 +79,7 @@ def measure(model: LanguageModel, prompt: list[int], rounds: int) -> dict:
         last[0] = now
 
     executables.on_dispatch = wait
-    model.generate(prompt, SamplingParams(max_new_tokens=rounds // 4 + 1, ignore_eos=True))
+    model.generate(prompt, options)
     executables.on_dispatch = None
     # From the end of one program to the end of the next: host time and transfers in between are included.
     record["alone_ms"] = {name: statistics.median(times[2:]) for name, times in waits.items() if len(times) > 4}
@@ -96,7 +102,6 @@ def queued_ms(
 
         def verify(leaves, state, drafts, active, params):
             target = programs.definition.merge(leaves)
-            state = jax.tree.map(lambda x: x, state)
             after, out, _ = programs.verify(target, state, drafts, active, params, spec)
             return after, out.num_committed
 
@@ -121,6 +126,7 @@ def main() -> None:
     parser.add_argument("--prompt-len", type=int, default=1024)
     parser.add_argument("--num-drafts", type=int, default=16)
     parser.add_argument("--configs", default="J1-R1/B4/soft_miss,J1-R1/B4/fallback,J1-R1/B8/soft_miss,J0/B4/soft_miss")
+    parser.add_argument("--replay", type=int, default=None, metavar="PERIOD")
     parser.add_argument("--out", default=None)
     args = parser.parse_args()
     warnings.simplefilter("ignore", LowAcceptanceWarning)
@@ -130,22 +136,37 @@ def main() -> None:
     with jax.default_device(jax.devices()[0]):
         target = Target(config, dtype=dtype, rngs=nnx.Rngs(0))
     with jax.default_device(jax.devices()[-1]):
-        everything = JetSpecPP.random(config, dtype=dtype, drafting=DraftingConfig(num_drafts=args.num_drafts))
+        draft = Draft(draft_config_for(config), dtype=dtype, rngs=nnx.Rngs(1))
+        adapter = Adapter.random(adapter_config_for(config), dtype=dtype, rngs=nnx.Rngs(2))
     base = LanguageModel(target, drafter=None)
+    del target
     print(json.dumps({"initialised_s": round(time.perf_counter() - began, 1)}), flush=True)
     prompt = np.random.default_rng(0).integers(0, config.vocab_size, args.prompt_len).tolist()
     record = {**environment(base), "shape": args.shape, "prompt_len": args.prompt_len, "num_drafts": args.num_drafts}
-    record["pipelined"] = {}
+    record |= {"replay_period": args.replay, "pipelined": {}}
+    num_tokens, text = args.rounds + 1, None
+    if args.replay:
+        # About PERIOD tokens a round: a refresh repairs one wrong token, the next one ends the accepted prefix.
+        num_tokens = args.rounds * args.replay + 1
+        text = prompt + base.generate(prompt, max_new_tokens=num_tokens, ignore_eos=True).token_ids
     for name in args.configs.split(","):
         refine, outcomes, policy = name.split("/")
-        drafter = everything.with_drafting(
-            refine=RefineConfig.parse(refine), num_outcomes=int(outcomes[1:]), miss_policy=policy
+        drafting = DraftingConfig(
+            num_drafts=args.num_drafts,
+            refine=RefineConfig.parse(refine),
+            num_outcomes=int(outcomes[1:]),
+            miss_policy=policy,
         )
+        if text is None:
+            drafter = JetSpecPP(draft, adapter, drafting=drafting)
+        else:
+            replayed = {"texts": [text], "period": args.replay, "runs_draft": True}
+            drafter = PeekingJetSpecPP(draft, PeekingPredictor(adapter, [text]), drafting=drafting, **replayed)
         model = base.with_drafter(drafter, draft_device=jax.devices()[-1])
         if "queued_ms" not in record:
             record["queued_ms"] = queued_ms(model, model.programs, args.prompt_len)
             print(json.dumps(record["queued_ms"]), flush=True)
-        record["pipelined"][name] = measured = measure(model, prompt, args.rounds)
+        record["pipelined"][name] = measured = measure(model, prompt, num_tokens)
         print(json.dumps({name: measured}), flush=True)
     print(json.dumps(record), flush=True)
     if args.out:

@@ -5,7 +5,7 @@ stand-ins for trained drafting weights, a byte tokenizer.
 from jetspec_jax.testing.byte_tokenizer import ByteTokenizer
 from jetspec_jax.testing.checkpoint import write_tiny_checkpoint
 from jetspec_jax.testing.drafters import NoisyDrafter, ScriptedDrafter, random_drafter
-from jetspec_jax.testing.foresight import OraclePredictor, PeekingJetSpecPP
+from jetspec_jax.testing.foresight import OraclePredictor, PeekingJetSpecPP, PeekingPredictor
 from jetspec_jax.testing.table_target import TableTarget, counting_target
 from jetspec_jax.testing.tiny import tiny_config, tiny_target
 
@@ -14,6 +14,7 @@ __all__ = [
     "NoisyDrafter",
     "OraclePredictor",
     "PeekingJetSpecPP",
+    "PeekingPredictor",
     "ScriptedDrafter",
     "TableTarget",
     "counting_target",

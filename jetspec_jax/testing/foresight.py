@@ -15,10 +15,45 @@ from jaxtyping import Array, Float, Int
 from jetspec_jax.decoding.draft_side import DraftSide
 from jetspec_jax.decoding.state import ContextRows
 from jetspec_jax.drafters.jetspecpp import JetSpecPP
+from jetspec_jax.drafters.predictor import AdapterPredictor
+from jetspec_jax.models.adapter import Adapter
 from jetspec_jax.models.cache import KVCache
 from jetspec_jax.models.decoder import Decoder
 from jetspec_jax.models.functional import Leaves, place, split
 from jetspec_jax.models.target import Target
+
+
+class PeekingPredictor(AdapterPredictor):
+    """Adapter and decoder at their full cost, with logits that are certain of the true continuation.
+
+    Args:
+        adapter: of any quality.
+        texts: as for `PeekingJetSpecPP`.
+    """
+
+    def __init__(self, adapter: Adapter, texts: Sequence[Sequence[int]]):
+        super().__init__(adapter)
+        self.texts = _padded(texts)
+
+    def foresee(self, leaves, decoder, state, rows, block):
+        """The block's states from the adapter, its logits from the text."""
+        taps, logits, state = super().foresee(leaves, decoder, state, rows, block)
+        first = rows.start + rows.num_kept + 1
+        return taps, self._certain(logits, first[:, None] + jnp.arange(block.shape[1], dtype=jnp.int32)[None]), state
+
+    def predict(self, leaves, decoder, state, blocks, start):
+        """The same for blocks of outcomes."""
+        taps, logits = super().predict(leaves, decoder, state, blocks, start)
+        offsets = jnp.arange(1, blocks.shape[2] + 1, dtype=jnp.int32)[None, None]
+        return taps, self._certain(logits, start[:, :, None] + offsets)
+
+    def _certain(self, logits: Float[Array, "B *rows V"], positions: Int[Array, "B *rows"]):
+        return 50.0 * jax.nn.one_hot(_peek(self.texts, positions), logits.shape[-1]) + _TRACE_OF_THE_REAL * logits
+
+
+def _padded(texts: Sequence[Sequence[int]]) -> np.ndarray:
+    width = max(len(text) for text in texts)
+    return np.array([[*text, *[0] * (width - len(text))] for text in texts], np.int32)
 
 
 class OraclePredictor:
@@ -59,25 +94,32 @@ class OraclePredictor:
         return taps, jnp.stack([target.logits(x) for x, _, _ in runs], axis=1)
 
 
+def _peek(table: np.ndarray, positions: Int[Array, "B *rows"]) -> jax.Array:
+    """`table[b, position]`; a table of one row serves all requests."""
+    table = jnp.broadcast_to(jnp.asarray(table), (positions.shape[0], table.shape[1]))
+    return jax.vmap(lambda row, at: jnp.take(row, at, mode="clip"))(table, positions)
+
+
+# Keeps a network's own logits in the program, and so its cost, without letting them decide anything.
+_TRACE_OF_THE_REAL = 1e-6
+
+
 class _PeekingSide(DraftSide):
     """Logits that are certain of the true continuation, or of a wrong token at the chosen positions."""
 
     texts: np.ndarray  # [rows, width]
     is_wrong: np.ndarray  # [rows, width]
+    runs_draft: bool
 
     def draft_logits(self, rows, start, num_fixed, states, config) -> Float[Array, "B R G V"]:
         vocab_size = self.decoder.config.vocab_size
         offsets = jnp.arange(1, self.num_drafts + 1, dtype=jnp.int32)
         positions = start[:, :, None] + offsets[None, None, :]
-        size = (rows.shape[0], self.texts.shape[1])
-
-        def at_positions(table: np.ndarray):
-            table = jnp.broadcast_to(jnp.asarray(table), size)
-            return jax.vmap(lambda row, at: jnp.take(row, at, mode="clip"))(table, positions)
-
-        true, is_wrong = at_positions(self.texts), at_positions(self.is_wrong)
-        wrong = (true + 1) % vocab_size
-        return 50.0 * jax.nn.one_hot(jnp.where(is_wrong, wrong, true), vocab_size)
+        true, is_wrong = _peek(self.texts, positions), _peek(self.is_wrong, positions)
+        logits = 50.0 * jax.nn.one_hot(jnp.where(is_wrong, (true + 1) % vocab_size, true), vocab_size)
+        if not self.runs_draft:
+            return logits
+        return logits + _TRACE_OF_THE_REAL * super().draft_logits(rows, start, num_fixed, states, config)
 
 
 class PeekingJetSpecPP(JetSpecPP):
@@ -87,6 +129,7 @@ class PeekingJetSpecPP(JetSpecPP):
         texts: token ids of prompt and continuation, one row per request (or one for all).
         wrong_at: absolute positions where it errs; None errs at about one position in `period`.
         period: see `wrong_at`; 1 is always.
+        runs_draft: run the draft network too, for its cost (replayed acceptance in benchmarks).
         **options: as for `JetSpecPP`.
     """
 
@@ -96,13 +139,15 @@ class PeekingJetSpecPP(JetSpecPP):
         texts: Sequence[Sequence[int]],
         wrong_at: Sequence[int] | None = None,
         period: int = 5,
+        runs_draft: bool = False,
         **options: Any,
     ):
         super().__init__(*args, **options)
-        width = max(len(text) for text in texts)
-        rows = np.array([[*text, *[0] * (width - len(text))] for text in texts], np.int32)
-        positions = np.arange(width)
+        rows = _padded(texts)
+        positions = np.arange(rows.shape[1])
         # Any pattern will do that neither block length nor acceptance length divides evenly.
         pattern = (positions * positions + positions // 3) % period == 0
         is_wrong = pattern if wrong_at is None else np.isin(positions, np.asarray(wrong_at, int))
-        self.side_type = type("PeekingSide", (_PeekingSide,), {"texts": rows, "is_wrong": is_wrong})
+        self.side_type = type(
+            "PeekingSide", (_PeekingSide,), {"texts": rows, "is_wrong": is_wrong[None], "runs_draft": runs_draft}
+        )
