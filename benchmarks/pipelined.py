@@ -1,8 +1,8 @@
 """The pipelined driver with random weights: milliseconds per round, and of each program alone.
 
 With two devices target and draft side overlap; with one they queue behind each other. Random weights accept next to
-nothing, so every round commits one token and (unless the miss policy is `soft_miss`) drafts its block again; nothing here
-says anything about acceptance. A round under `soft_miss` is the work of a hit.
+nothing, so every round commits one token and (unless the miss policy is `soft_miss`) drafts its block again; nothing
+here says anything about acceptance. A round under `soft_miss` is the work of a hit.
 
 `--replay PERIOD` replays acceptance instead: all networks run at their full cost, but the draft's and the decoder's
 tokens are taken from the text, the draft's wrong at about one position in PERIOD. Hits and acceptance lengths are then

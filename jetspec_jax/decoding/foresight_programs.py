@@ -1,8 +1,8 @@
 """Programs that draft ahead: block t + 1 is drafted while block t is verified, on the same device or on a second one.
 
-Both drivers compose the same three pure functions: *verify* block t, *foresee* blocks for its outcomes, *select* the one
-for the outcome that came. Fused, they are one program; pipelined, verify runs on the target's device and the other two on
-the draft's, queued by asynchronous dispatch, with nothing but device arrays passed between them:
+Both drivers compose the same three pure functions: *verify* block t, *foresee* blocks for its outcomes, *select* the
+one for the outcome that came. Fused, they are one program; pipelined, verify runs on the target's device and the other
+two on the draft's, queued by asynchronous dispatch, with nothing but device arrays passed between them:
 
     target device   | verify 0        | verify 1        | verify 2
     draft device    | foresee 0 | sel | foresee 1 | sel | foresee 2

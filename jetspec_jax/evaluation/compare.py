@@ -4,8 +4,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
+
+from jetspec_jax.decoding.foresight_programs import ForesightPrograms
+from jetspec_jax.drafting_config import DraftingConfig
 from jetspec_jax.evaluation.phases import PhaseTimes, measure_phases
 from jetspec_jax.evaluation.repetition import before_onset, loop_onset
+from jetspec_jax.evaluation.timeline import Timeline
+from jetspec_jax.evaluation.timeline_recorder import record_timeline
 from jetspec_jax.language_model import LanguageModel
 from jetspec_jax.outputs import GenerationOutput
 from jetspec_jax.sampling_params import SamplingParams
@@ -20,12 +26,14 @@ class Run:
         num_drafts: γ.
         outputs: one per prompt.
         phases: times of the phases of a round, None for plain decoding.
+        timeline: the first prompt once more, recorded; None unless blocks are drafted ahead.
     """
 
     drafter: str
     num_drafts: int
     outputs: list[GenerationOutput]
     phases: PhaseTimes | None = None
+    timeline: Timeline | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -67,6 +75,24 @@ class Run:
         return self.decode_ms / self.rounds if self.rounds else None
 
     @property
+    def hit_rate(self) -> float | None:
+        """Share of all rounds but each text's first whose block came from the outcome cache; None without one."""
+        hits = [hit for output in self.outputs for hit in output.stats.hits]
+        return sum(hits) / len(hits) if hits else None
+
+    @property
+    def exposed_draft_ms(self) -> float | None:
+        """Drafting a round that the verification did not hide; None for plain decoding."""
+        if self.timeline is not None and self.timeline.exposed_draft_ms is not None:
+            return self.timeline.exposed_draft_ms
+        return self.phases and self.phases.draft_ms  # one program a round hides nothing
+
+    @property
+    def break_even_tau(self) -> float | None:
+        """Committed tokens per round from which speculation pays, with what the verification hides left out."""
+        return self.phases and (self.phases.verify_ms + self.exposed_draft_ms) / self.phases.ar_ms
+
+    @property
     def num_loops(self) -> int:
         """Texts that end in a repetition loop."""
         return sum(loop_onset(output.token_ids) is not None for output in self.outputs)
@@ -96,13 +122,18 @@ class Comparison:
         return max([self.baseline, *self.runs], key=lambda run: run.tokens_per_s)
 
     @property
+    def fastest_speculative(self) -> Run:
+        """The fastest of the speculative runs."""
+        return max(self.runs, key=lambda run: run.tokens_per_s)
+
+    @property
     def verdict(self) -> str:
         """One plain sentence."""
         if not self.baseline.rounds:
             return "Too short to compare: the texts have one token, and it comes from prefill."
         best = self.best
         if best is self.baseline:
-            fastest = max(self.runs, key=lambda run: run.tokens_per_s)
+            fastest = self.fastest_speculative
             return (
                 f"Speculation loses here: at best {self.speedup(fastest):.2f} x plain decoding "
                 f"({fastest.drafter}, {fastest.num_drafts} drafts). Recommended: plain decoding (num_drafts=0)."
@@ -131,8 +162,10 @@ class Comparison:
                     "round_ms": run.round_ms,
                     "draft_ms": phases and phases.draft_ms,
                     "verify_ms": phases and phases.verify_ms,
+                    "exposed_draft_ms": run.exposed_draft_ms,
+                    "hit_rate": run.hit_rate,
                     "ar_ms": phases and phases.ar_ms,
-                    "break_even_tau": phases and phases.break_even_tau,
+                    "break_even_tau": run.break_even_tau,
                     "same_text_as_plain": same,
                 }
             )
@@ -146,6 +179,8 @@ def compare(
     *,
     num_drafts: Iterable[int | None] = (None,),
     drafter: Any = None,
+    drafting: DraftingConfig | None = None,
+    draft_device: jax.Device | None = None,
     repeats: int = 20,
 ) -> Comparison:
     """Decodes each prompt plainly and with each block size, in this process, after a warm-up.
@@ -156,21 +191,26 @@ def compare(
         params: a seed is needed to compare texts at temperature > 0.
         num_drafts: block sizes to try; None is the drafter's default.
         drafter: a name; None keeps the model's drafter, which then fixes the block size.
+        drafting, draft_device: for the drafter `jetspec++`, see `LanguageModel`.
         repeats: calls behind each phase time.
     """
     baseline = _run(model.with_drafter("autoregressive"), prompts, params)
     runs = []
     for count in num_drafts:
-        candidate = model if drafter is None else model.with_drafter(drafter, num_drafts=count)
+        candidate = model
+        if drafter is not None:
+            candidate = model.with_drafter(drafter, num_drafts=count, drafting=drafting, draft_device=draft_device)
         if count not in (None, candidate.drafter.num_drafts):
             raise ValueError(f"drafter {candidate.drafter.name!r} drafts {candidate.drafter.num_drafts}, not {count}")
         run = _run(candidate, prompts, params)
         middle = sum(len(o.prompt_token_ids) + len(o.token_ids) // 2 for o in run.outputs) // len(run.outputs)
         run.phases = measure_phases(candidate, context_len=max(middle, 1), params=params, repeats=repeats)
+        if isinstance(candidate.programs, ForesightPrograms):
+            run.timeline = record_timeline(candidate, prompts[0], params)
         for output in run.outputs:
             stats = output.stats
             stats.draft_ms, stats.verify_ms = run.phases.draft_ms, run.phases.verify_ms
-            stats.exposed_draft_ms = run.phases.draft_ms  # a fused round hides nothing
+            stats.exposed_draft_ms = run.exposed_draft_ms
         runs.append(run)
     texts = [output.token_ids for output in baseline.outputs]
     same = [[output.token_ids for output in run.outputs] == texts for run in runs]

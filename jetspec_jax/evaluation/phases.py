@@ -4,17 +4,19 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jetspec_jax.decoding.programs import bucket
+from jetspec_jax.decoding.foresight_programs import Ahead, ForesightPrograms
+from jetspec_jax.decoding.programs import Programs, bucket
 from jetspec_jax.decoding.round import verify_round
-from jetspec_jax.decoding.row_params import row_params, sampling_spec
-from jetspec_jax.decoding.state import RoundState
+from jetspec_jax.decoding.row_params import RowParams, SamplingSpec, row_params, sampling_spec
+from jetspec_jax.decoding.state import ContextRows
 from jetspec_jax.drafters.protocol import DraftView
 from jetspec_jax.language_model import LanguageModel
+from jetspec_jax.models.functional import split
 from jetspec_jax.sampling_params import SamplingParams
 
 
@@ -28,7 +30,8 @@ class PhaseTimes:
         num_rows: rows of the verified block, γ + 1.
         ar_ms: verification of one row, plain decoding.
         verify_ms: verification of `num_rows` rows.
-        draft_ms: the drafter's proposal and its catch-up on the verified rows.
+        draft_ms: the drafter's proposal and its catch-up on the verified rows. For a drafter that foresees: the blocks
+            for all outcomes and the choice among them, after a hit (a miss may draft once more).
         repeats: calls behind each median.
     """
 
@@ -47,7 +50,7 @@ class PhaseTimes:
 
     @property
     def break_even_tau(self) -> float:
-        """Committed tokens per round from which speculation pays."""
+        """Committed tokens per round from which speculation pays, if no phase hides behind another."""
         return (self.verify_ms + self.draft_ms) / self.ar_ms
 
 
@@ -55,61 +58,94 @@ def measure_phases(
     model: LanguageModel, *, context_len: int = 256, params: SamplingParams | None = None, repeats: int = 20
 ) -> PhaseTimes:
     """Times AR step, verification and drafting at a context length, interleaved so that drifts hit all alike."""
-    programs, drafter = model.programs, model.drafter
+    programs, device, vocab_size = model.programs, model.device, model.config.vocab_size
     request = [params or SamplingParams()]
-    spec = sampling_spec(request)
-    vocab_size = model.config.vocab_size
-    options = row_params(request, eos_token_ids=model.eos_token_ids, vocab_size=vocab_size, device=model.device)
-    num_rows = drafter.num_drafts + 1
+    num_rows = model.drafter.num_drafts + 1
     capacity = bucket(context_len + 2 * num_rows)
-    random = np.random.default_rng(0)
-    tokens = jax.device_put(random.integers(0, vocab_size, (1, capacity), np.int32), model.device)
-    prompt_len = jax.device_put(np.array([context_len], np.int32), model.device)
-    active = jax.device_put(np.array([True]), model.device)
-
-    def at_context(state: RoundState) -> RoundState:
-        # Zeros in the cache cost what true keys cost.
-        return replace(state, cache=state.cache.with_length(state.length - 1))
-
-    def verify(leaves, state, drafts, active, options):
-        state, out, rows = verify_round(
-            programs.definition.merge(leaves), at_context(state), drafts, active, options, spec
-        )
-        return replace(state, length=state.prompt_len + 0), out, rows
-
-    def draft(leaves, draft_leaves, draft_state, tokens, prompt_len, options, rows):
-        target = programs.definition.merge(leaves)
-        drafts, draft_state = drafter.propose(
-            draft_leaves, target, draft_state, DraftView(tokens, prompt_len, options, spec)
-        )
-        return drafter.observe(draft_leaves, target, draft_state, rows), drafts
-
-    jit_verify = jax.jit(verify, donate_argnums=(1,))
-    jit_draft = jax.jit(draft, donate_argnums=(2,))
-    states = {rows: programs.init_state(tokens + 0, prompt_len + 0) for rows in {1, num_rows}}
-    blocks = {rows: jnp.zeros((1, rows - 1), jnp.int32) for rows in states}
-    seen = {}
-
-    def run_verify(rows: int) -> Callable[[], None]:
-        def call() -> None:
-            states[rows], out, seen[rows] = jit_verify(
-                programs.target_leaves, states[rows], blocks[rows], active, options
-            )
-            jax.block_until_ready(out)
-
-        return call
-
-    draft_state = [drafter.init_state(1, capacity)]
-
-    def run_draft() -> None:
-        draft_state[0], drafts = jit_draft(
-            programs.target_leaves, programs.draft_leaves, draft_state[0], tokens, prompt_len, options, seen[num_rows]
-        )
-        jax.block_until_ready((draft_state, drafts))
-
-    calls = {"ar": run_verify(1), "verify": run_verify(num_rows), "draft": run_draft}
-    times = _interleaved(calls, repeats)
+    tokens = np.random.default_rng(0).integers(0, vocab_size, (1, capacity), np.int32)
+    batch = _Batch(
+        programs,
+        tokens=jax.device_put(tokens, device),
+        prompt_len=jax.device_put(np.array([context_len], np.int32), device),
+        params=row_params(request, eos_token_ids=model.eos_token_ids, vocab_size=vocab_size, device=device),
+        spec=sampling_spec(request),
+    )
+    verify = batch.verification(num_rows)
+    draft = batch.foresight() if isinstance(programs, ForesightPrograms) else batch.drafting(verify())
+    times = _interleaved({"ar": batch.verification(1), "verify": verify, "draft": draft}, repeats)
     return PhaseTimes(context_len, capacity, num_rows, times["ar"], times["verify"], times["draft"], repeats)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """One request in the middle of its text. Each phase is given as a call that waits for its result."""
+
+    programs: Programs
+    tokens: jax.Array
+    prompt_len: jax.Array
+    params: RowParams
+    spec: SamplingSpec
+
+    def verification(self, num_rows: int) -> Callable[[], ContextRows]:
+        """Verification of `num_rows` rows; its result is what a drafter learns from them."""
+        programs, device = self.programs, self.programs.device
+
+        def program(target_leaves, state, drafts, active, params):
+            # Zeros in the cache cost what true keys cost.
+            state = replace(state, cache=state.cache.with_length(state.length - 1))
+            target = programs.definition.merge(target_leaves)
+            state, out, rows = verify_round(target, state, drafts, active, params, self.spec)
+            return replace(state, length=state.prompt_len + 0), (out, rows)
+
+        drafts = jax.device_put(np.zeros((1, num_rows - 1), np.int32), device)
+        others = (drafts, jax.device_put(np.array([True]), device), self.params)
+        call = _repeated(program, (programs.target_leaves,), self._state().target, others)
+        return lambda: call()[1]
+
+    def drafting(self, rows: ContextRows) -> Callable[[], Any]:
+        """Proposal on the critical path, and the catch-up on verified rows."""
+        programs, drafter = self.programs, self.programs.drafter
+
+        def program(target_leaves, draft_leaves, state, tokens, length, params, rows):
+            decoder = programs.definition.merge(target_leaves).decoder()
+            view = DraftView(tokens, length, params, self.spec)
+            proposal, state = drafter.propose(draft_leaves, decoder, state, view)
+            return drafter.observe(draft_leaves, decoder, state, rows), proposal
+
+        leaves = (programs.target_leaves, programs.draft_leaves)
+        return _repeated(program, leaves, self._state().draft, (self.tokens, self.prompt_len, self.params, rows))
+
+    def foresight(self) -> Callable[[], Any]:
+        """Blocks for all outcomes of a verification, and the choice among them, on the draft's device."""
+        programs = self.programs
+        definition, decoder_leaves = split(programs.target.decoder())
+        decoder_leaves, params = jax.device_put((decoder_leaves, self.params), programs.draft_device)
+
+        def program(decoder_leaves, draft_leaves, side, block, pending, params):
+            decoder = definition.merge(decoder_leaves)
+            side, cache = programs.foresee(draft_leaves, decoder, Ahead(side, block, pending), params, self.spec)
+            # The verdict before the first block is about nothing, so there is nothing to draft anew, as after a hit.
+            return side, programs.select(draft_leaves, decoder, side, cache, block, pending, params, self.spec)
+
+        ahead = programs.start(self._state(), self.params, self.spec).draft
+        leaves = (decoder_leaves, programs.draft_leaves)
+        return _repeated(program, leaves, ahead.side, (ahead.block, ahead.pending, params))
+
+    def _state(self) -> Any:
+        # Buffers are donated: each state needs its own.
+        return self.programs.init_state(self.tokens + 0, self.prompt_len + 0)
+
+
+def _repeated(program: Callable, leaves: tuple, state: Any, others: tuple) -> Callable[[], Any]:
+    """Calls of `(*leaves, state, *others) -> (state, result)` on a donated state; each waits and gives the result."""
+    compiled = jax.jit(program, donate_argnums=(len(leaves),))
+    kept = [state]
+
+    def call() -> Any:
+        kept[0], result = jax.block_until_ready(compiled(*leaves, kept[0], *others))
+        return result
+
+    return call
 
 
 def _interleaved(calls: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:

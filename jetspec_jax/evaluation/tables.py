@@ -14,35 +14,46 @@ def _number(value: float | None, digits: int = 2) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f}%"
+
+
 def _table(title: str, first: str, *columns: str) -> Table:
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left")
-    table.add_column(first)
+    # In a narrow terminal headers of two words take two lines; nothing else gives way.
+    table.add_column(first, no_wrap=True)
     for column in columns:
-        table.add_column(column, justify="right")
+        longest = max(map(len, column.split()))
+        table.add_column(column, justify="right", min_width=longest, no_wrap=" " not in column)
     return table
 
 
 def stats_table(drafter: Drafter, outputs: Sequence[GenerationOutput], plain: Sequence[GenerationOutput] = ()) -> Table:
-    """Tokens, rounds, τ and speed of a run, beside plain decoding if it was measured."""
+    """Tokens, rounds, τ, cache hits if there is a cache, and speed, beside plain decoding if it was measured."""
     title = f"drafter {drafter.name}, {drafter.num_drafts} drafts a round"
-    table = _table(title, "decoding", "tokens", "rounds", "τ", "ms/round", "tokens/s", "same text")
-    runs = [("speculative", Run(drafter.name, drafter.num_drafts, list(outputs)))]
+    speculative = Run(drafter.name, drafter.num_drafts, list(outputs))
+    runs, has_hits = [("speculative", speculative)], speculative.hit_rate is not None
+    columns = ("τ", *["hits"] * has_hits, "ms/round", "tokens/s", "same text")
+    table = _table(title, "decoding", "tokens", "rounds", *columns)
     same = "-"
     if plain:
         runs.append(("plain", Run("autoregressive", 0, list(plain))))
         same = "yes" if [o.token_ids for o in outputs] == [o.token_ids for o in plain] else "NO"
     for (label, run), is_same in zip(runs, (same, "-"), strict=False):
-        numbers = (_number(run.tau), _number(run.round_ms, 1), _number(run.tokens_per_s, 1))
+        numbers = [_number(run.round_ms, 1), _number(run.tokens_per_s, 1)]
+        numbers = [_number(run.tau), *[_percent(run.hit_rate)] * has_hits, *numbers]
         table.add_row(label, str(run.num_tokens), str(run.rounds), *numbers, is_same)
     return table
 
 
 def comparison_table(comparison: Comparison) -> Table:
     """Each block size against plain decoding: drafting and verification measured apart, and the τ where they pay."""
+    has_hits = any(run.hit_rate is not None for run in comparison.runs)
     table = _table(
         "speculative against plain decoding, same prompts, same process",
         "drafter",
         "drafts",
+        *["hits"] * has_hits,
         "τ",
         "τ to win",
         "tok/s",
@@ -58,8 +69,9 @@ def comparison_table(comparison: Comparison) -> Table:
         table.add_row(
             "plain" if run is comparison.baseline else run.drafter,
             str(run.num_drafts),
+            *[_percent(run.hit_rate)] * has_hits,
             _number(run.tau),
-            _number(phases and phases.break_even_tau),
+            _number(run.break_even_tau),
             _number(run.tokens_per_s, 0 if run.tokens_per_s >= 100 else 1),
             _number(comparison.speedup(run)),
             _number(run.round_ms, 1),

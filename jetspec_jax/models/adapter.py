@@ -1,8 +1,8 @@
 """The adapter: predicts the tapped target states of a block that the target has not run yet (handbook 7.4).
 
 Module j predicts the outputs of tapped layer j from those of tapped layer j-1, the first from token embeddings. At
-context positions a module reads the true states, so it is an ordinary causal transformer over a cache; in a block it reads
-what the module below predicts. All layers have the target's own shape, and there is nothing else: no more projections.
+context positions a module reads the true states, so it is an ordinary causal transformer over a cache; in a block it
+reads what the module below predicts. All layers have the target's own shape, and there is nothing else: no projections.
 """
 
 from collections.abc import Sequence

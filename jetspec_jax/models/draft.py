@@ -130,7 +130,7 @@ class Draft(nnx.Module):
         key = jnp.arange(num_rows, dtype=jnp.int32)[None, None, None, :]
         anchor = fixed[:, :, None, None]
         visible = (key <= query) if self.config.causal else (key >= 0)
-        # Rows before the effective anchor keep a view of their own: they are ignored, but a softmax over nothing is NaN.
+        # Rows before the effective anchor keep a view of their own: unused, but a softmax over nothing is NaN.
         visible = visible & ((key >= anchor) | (query < anchor) | sees_fixed_rows)
         refreshed = jnp.arange(num_refreshed, dtype=jnp.int32)[None, None, None, :]
         sees_refreshed = (refreshed < anchor) & (query >= anchor)

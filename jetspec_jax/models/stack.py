@@ -1,7 +1,8 @@
 """Stacks of decoder layers over a cache, in the two forms that drafting needs.
 
 *Segments* are runs of consecutive positions whose keys go into the cache (a prompt chunk, newly committed rows, the
-block under verification). *Blocks* are alternatives that share a cache and keep their keys to themselves (one per outcome).
+block under verification). *Blocks* are alternatives that share a cache and keep their keys to themselves (one an
+outcome).
 """
 
 from collections.abc import Sequence

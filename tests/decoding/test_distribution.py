@@ -40,7 +40,7 @@ class ArgmaxDrafter(StatelessDrafter):
 
     name, num_drafts, leaves = "argmax", NUM_DRAFTS, (TABLE,)
 
-    def propose(self, leaves, target, state, view):
+    def propose(self, leaves, decoder, state, view):
         drafts = [view_anchor(view)]
         for _ in range(NUM_DRAFTS):
             drafts.append(jnp.argmax(leaves[0][drafts[-1]], axis=-1).astype(jnp.int32))
@@ -52,7 +52,7 @@ class IndependentDrafter(StatelessDrafter):
 
     name, num_drafts, leaves = "independent", NUM_DRAFTS, (TABLE,)
 
-    def propose(self, leaves, target, state, view):
+    def propose(self, leaves, decoder, state, view):
         key = jax.random.fold_in(jax.random.fold_in(view.params.key[0], jnp.uint32(2**31 + 7)), view.length[0])
         drafts = [view_anchor(view)]
         for step_key in jax.random.split(key, NUM_DRAFTS):
@@ -90,16 +90,16 @@ def first_two():
 
     def two_rounds(drafter, leaves, temperature, key):
         request = replace(params, key=key[None], temperature=temperature[None])
-        one = jnp.ones((1,), jnp.int32)
+        one, zero = jnp.ones((1,), jnp.int32), jnp.zeros((1,), jnp.int32)
         tokens = jnp.zeros((1, CAPACITY), jnp.int32)
         cache = target.init_cache(1, CAPACITY)
-        state = RoundState(tokens, one, one, cache, drafter.init_state(1, CAPACITY))
-        committed = []
+        state = RoundState(tokens, one, one, request=zero, round=zero, cache=cache)
+        decoder, committed = target.decoder(), []
+        draft_state = drafter.init_state(decoder, 1, CAPACITY)
         for _ in range(2):
             view = DraftView(state.tokens, state.length, request, SPEC)
-            drafts, draft_state = drafter.propose(leaves, target, state.draft, view)
+            drafts, draft_state = drafter.propose(leaves, decoder, draft_state, view)
             state, out, _ = verify_round(target, state, drafts, one > 0, request, SPEC)
-            state = replace(state, draft=draft_state)
             committed.append(out.num_committed[0])
         return state.tokens[0, 1:3], committed[0] - 1
 

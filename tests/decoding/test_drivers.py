@@ -1,10 +1,10 @@
-"""The fused driver: two rounds in flight at most, read one round late, no hidden transfer, stops when told."""
+"""The driver: two rounds in flight at most, read one round late, no hidden transfer, stops when told."""
 
 import jax
 import numpy as np
 import pytest
 
-from jetspec_jax.decoding.drivers import Delivery, FusedDriver
+from jetspec_jax.decoding.drivers import Delivery, Driver
 from jetspec_jax.decoding.programs import Programs
 from jetspec_jax.decoding.stats import DecodeStats
 from jetspec_jax.decoding.walk import TextWalk
@@ -30,7 +30,7 @@ def decode(programs: Programs, prompts, limits, **options):
         for prompt, limit in zip(prompts, limits, strict=True)
     ]
     stats = [DecodeStats(NUM_DRAFTS) for _ in prompts]
-    return FusedDriver(programs).decode(prompts, walks, stats), walks, stats
+    return Driver(programs).decode(prompts, walks, stats), walks, stats
 
 
 def flat(rounds: list[list[Delivery]], row: int) -> list[int]:
@@ -41,8 +41,9 @@ def flat(rounds: list[list[Delivery]], row: int) -> list[int]:
 def events(model, monkeypatch) -> list[str]:
     """What the host does, in order: `dispatch` a prefill or round, `read` the result of one."""
     log: list[str] = []
-    run, device_get = model.programs._run, jax.device_get
-    monkeypatch.setattr(model.programs, "_run", lambda *args: (log.append("dispatch"), run(*args))[1])
+    executables, device_get = model.programs.executables, jax.device_get
+    run = executables.run
+    monkeypatch.setattr(executables, "run", lambda *args, **how: (log.append("dispatch"), run(*args, **how))[1])
     monkeypatch.setattr(jax, "device_get", lambda tree: (log.append("read"), device_get(tree))[1])
     return log
 

@@ -101,7 +101,7 @@ def test_coupled_noise_foresees_the_draw_itself():
 @pytest.mark.parametrize("refine", ["J0", "J1-R1", "J3-R3"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_hit_path_equals_fallback_path_with_true_states(refine, temperature):
-    """9.4: where predicted states are the true ones, a block drafted ahead is the block drafted afterwards, pass by pass."""
+    """9.4: where predicted states are the true ones, a block drafted ahead is the block drafted after, pass by pass."""
     config = tiny_config(taps=(0, 1))
     target = tiny_target(config, sharpness=6.0)
     draft = Draft(draft_config_for(config, num_layers=2), dtype=jnp.float32, rngs=nnx.Rngs(0))

@@ -1,5 +1,6 @@
 """Text with drafts equals text without: every drafter, block size, acceptance pattern, option and prompt length."""
 
+from dataclasses import replace
 from math import ceil
 
 import jax
@@ -9,7 +10,8 @@ import pytest
 from flax import nnx
 
 from jetspec_jax.config import draft_config_for
-from jetspec_jax.drafters import ParallelDrafter
+from jetspec_jax.drafters import JetSpecPP
+from jetspec_jax.drafters.jetspecpp import PLAIN_PASS
 from jetspec_jax.language_model import LanguageModel, LowAcceptanceWarning
 from jetspec_jax.models.draft import Draft
 from jetspec_jax.models.target import Target
@@ -77,7 +79,7 @@ def test_batch_of_all_prompt_lengths(follow, greedy, prompt_of, num_drafts, scri
 def speculating(request, shallow, follow, option_prompts, option_texts, random_text) -> LanguageModel:
     if request.param == "parallel":
         draft = Draft(draft_config_for(shallow.config, num_layers=1), dtype=jnp.float32, rngs=nnx.Rngs(0))
-        return shallow.with_drafter(ParallelDrafter(draft, num_drafts=4))
+        return shallow.with_drafter(JetSpecPP(draft, drafting=replace(PLAIN_PASS, num_drafts=4)))
     kind, num_drafts = request.param.split("-")
     if kind == "random":
         return follow([random_text(row) for row in range(len(option_prompts))], [15], 15, shallow)

@@ -1,7 +1,7 @@
 """JetSpec++ gives the text of plain decoding: every refinement, cache size, miss policy and driver, every option.
 
-A real target, draft geometry, adapter, decoder and cache; only what the draft would have learnt is replaced by a draft that
-knows the text and errs at chosen places, so that every accepted length, hit and miss happens.
+A real target, draft geometry, adapter, decoder and cache; only what the draft would have learnt is replaced by a draft
+that knows the text and errs at chosen places, so that every accepted length, hit and miss happens.
 """
 
 import jax

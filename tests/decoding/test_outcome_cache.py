@@ -97,6 +97,10 @@ class TamperedJetSpecPP(PeekingJetSpecPP):
         return self.tamper(cache), caches
 
 
+def with_keys(cache: OutcomeCache, **keys) -> OutcomeCache:
+    return replace(cache, outcomes=replace(cache.outcomes, **keys))
+
+
 def poisoned(cache: OutcomeCache) -> OutcomeCache:
     tokens = (cache.proposals.tokens * 7 + 3) % 11
     return replace(cache, proposals=replace(cache.proposals, tokens=tokens))

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jetspec_jax.config import draft_config_for
-from jetspec_jax.decoding.programs import Programs, bucket
+from jetspec_jax.decoding.programs import DecodeState, Programs, bucket
 from jetspec_jax.decoding.row_params import SamplingSpec, row_params
-from jetspec_jax.decoding.state import RoundState
-from jetspec_jax.drafters import ParallelDrafter, StatelessDrafter
+from jetspec_jax.drafters import JetSpecPP, StatelessDrafter
+from jetspec_jax.drafters.jetspecpp import PLAIN_PASS
 from jetspec_jax.language_model import LanguageModel
 from jetspec_jax.models.draft import Draft
 from jetspec_jax.sampling_params import SamplingParams
@@ -47,15 +47,15 @@ class Run:
         return output.num_committed.tolist()
 
     def texts(self) -> list[list[int]]:
-        tokens, lengths = jax.device_get((self.state.tokens, self.state.length))
+        tokens, lengths = jax.device_get((self.state.target.tokens, self.state.target.length))
         return [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
 
 
-class ScriptedContextDrafter(ParallelDrafter):
-    """Keeps the context of a parallel draft, but proposes by script, so that every rejection can be made to happen."""
+class ScriptedContextDrafter(JetSpecPP):
+    """Keeps the context of a block draft, but proposes by script, so that every rejection can be made to happen."""
 
     def __init__(self, draft: Draft, scripted: ScriptedDrafter):
-        super().__init__(draft, num_drafts=scripted.num_drafts)
+        super().__init__(draft, drafting=replace(PLAIN_PASS, num_drafts=scripted.num_drafts))
         self.scripted = scripted
 
     def place(self, device):
@@ -63,15 +63,15 @@ class ScriptedContextDrafter(ParallelDrafter):
         self.num_own = len(own)
         return (*own, *self.scripted.place(device))
 
-    def init_state(self, batch, capacity):
-        return super().init_state(batch, capacity), self.scripted.init_state(batch, capacity)
+    def init_state(self, decoder, batch, capacity):
+        return super().init_state(decoder, batch, capacity), self.scripted.init_state(decoder, batch, capacity)
 
-    def propose(self, leaves, target, state, view):
-        drafts, count = self.scripted.propose(leaves[self.num_own :], target, state[1], view)
+    def propose(self, leaves, decoder, state, view):
+        drafts, count = self.scripted.propose(leaves[self.num_own :], decoder, state[1], view)
         return drafts, (state[0], count)
 
-    def observe(self, leaves, target, state, rows):
-        return super().observe(leaves[: self.num_own], target, state[0], rows), state[1]
+    def observe(self, leaves, decoder, state, rows):
+        return super().observe(leaves[: self.num_own], decoder, state[0], rows), state[1]
 
 
 PROMPT_LENS = (5, 20, 33)  # one, two and three chunks of 16
@@ -91,8 +91,9 @@ def context_programs(shallow, context_texts) -> Programs:
     return shallow.with_drafter(ScriptedContextDrafter(draft, scripted)).programs
 
 
-def check_lengths(state: RoundState) -> None:
-    assert state.cache.length.tolist() == (state.length - 1).tolist() == state.draft[0].length.tolist()
+def check_lengths(state: DecodeState) -> None:
+    target, context = state.target, state.draft[0].context
+    assert target.cache.length.tolist() == (target.length - 1).tolist() == context.length.tolist()
 
 
 @settings(deadline=None, max_examples=10)
@@ -118,9 +119,9 @@ def test_draft_context_is_the_same_however_it_was_filled(context_programs, conte
     for script in ([4], [0, 3, 1, 4, 2, 0]):
         context_programs.set_draft_leaves((*own, *drafter.scripted.follow(context_texts, script)))
         run = Run(context_programs, [prompt_of(n) for n in PROMPT_LENS], capacity=128, chunk_len=16)
-        while min(run.state.length.tolist()) < 45:
+        while min(run.state.target.length.tolist()) < 45:
             run.round()
-        contexts.append(run.state.draft[0])
+        contexts.append(run.state.draft[0].context)
     for row, prompt_len in enumerate(PROMPT_LENS):
         for one, other in zip(contexts[0].keys, contexts[1].keys, strict=True):
             shared = min(int(c.length[row]) for c in contexts)
@@ -133,17 +134,17 @@ class OwnContextOracle(StatelessDrafter):
 
     name, num_drafts, num_wrong = "oracle", 4, 50
 
-    def init_state(self, batch, capacity):
+    def init_state(self, decoder, batch, capacity):
         return jnp.zeros((batch, capacity), jnp.int32), jnp.zeros((batch,), jnp.int32), jnp.zeros((), jnp.int32)
 
-    def propose(self, leaves, target, state, view):
+    def propose(self, leaves, decoder, state, view):
         memory, length, count = state
         last = jnp.take_along_axis(memory, length[:, None] - 1, axis=1)  # the token before the anchor
         drafts = (last + 2 + jnp.arange(4)[None]) % 97
         spoiled = jnp.where(jnp.arange(4)[None] == count % 5, (drafts + 5) % 97, drafts)
         return jnp.where(count < self.num_wrong, spoiled, drafts).astype(jnp.int32), (memory, length, count + 1)
 
-    def observe(self, leaves, target, state, rows):
+    def observe(self, leaves, decoder, state, rows):
         memory, length, count = state
         for row in range(memory.shape[0]):
             memory = jax.lax.dynamic_update_slice(memory, rows.tokens[row : row + 1], (row, length[row]))
@@ -159,13 +160,14 @@ def test_acceptance_recovers_after_rejections():
 
 
 @jax.jit
-def poisoned(state: RoundState) -> RoundState:
+def poisoned(whole: DecodeState) -> DecodeState:
     """Fills everything beyond the lengths with large values."""
+    state = whole.target
     beyond = (jnp.arange(state.cache.capacity)[None, :] >= state.cache.length[:, None])[:, None, :, None]
     fill = lambda side: tuple(jnp.where(beyond, 1e4, rows) for rows in side)  # [B, K, S, H]  # noqa: E731
     tokens = jnp.where(jnp.arange(state.tokens.shape[1])[None, :] >= state.length[:, None], 96, state.tokens)
     cache = replace(state.cache, keys=fill(state.cache.keys), values=fill(state.cache.values))
-    return replace(state, tokens=tokens, cache=cache)
+    return replace(whole, target=replace(state, tokens=tokens, cache=cache))
 
 
 def test_rows_beyond_the_length_are_never_read(plain, follow, prompt_of):

@@ -41,7 +41,14 @@ def prefilled(programs) -> tuple[RoundState, list]:
     for row, prompt in enumerate(PROMPTS):
         tokens[row, : len(prompt)] = prompt
     lengths = jnp.asarray([len(prompt) for prompt in PROMPTS], jnp.int32)
-    state = RoundState(jnp.asarray(tokens), lengths, lengths, target.init_cache(BATCH, CAPACITY), ())
+    state = RoundState(
+        jnp.asarray(tokens),
+        lengths,
+        lengths,
+        request=jnp.arange(BATCH, dtype=jnp.int32),
+        round=jnp.zeros((BATCH,), jnp.int32),
+        cache=target.init_cache(BATCH, CAPACITY),
+    )
     last_x, told = jnp.zeros((BATCH, VOCAB_SIZE + 1), jnp.float32), []
     for start in (0, 4, 8):
         state, last_x, output, rows = prefill(state, last_x, jnp.int32(start))

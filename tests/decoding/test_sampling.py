@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import jetspec_jax
+from jetspec_jax.decoding.draft_side import INPUT_NOISE_STREAM
 from jetspec_jax.decoding.filters import Prefix
 from jetspec_jax.decoding.row_params import row_params, sampling_spec
 from jetspec_jax.decoding.sampling import Draw, draw, position_noise
-from jetspec_jax.drafters.parallel import INPUT_NOISE_STREAM
 from jetspec_jax.sampling_params import GREEDY_BELOW, SamplingParams
 
 _draw = jax.jit(draw, static_argnames="spec")
@@ -174,8 +174,8 @@ def test_every_fold_in_of_the_library_is_known():
         for path in sorted((folder / room).glob("*.py")):
             nodes = ast.walk(ast.parse(path.read_text()))
             calls[path.name] += sum(isinstance(node, ast.Attribute) and node.attr == "fold_in" for node in nodes)
-    # row_params: the upper half of the seed. sampling: the position. parallel: its own stream, then the length.
-    assert +calls == {"row_params.py": 1, "sampling.py": 1, "parallel.py": 2}
+    # row_params: the upper half of the seed. sampling: the position. draft_side: its own stream, then the length.
+    assert +calls == {"row_params.py": 1, "sampling.py": 1, "draft_side.py": 2}
 
 
 def test_positions_beyond_the_first_2_to_the_16_still_differ():

@@ -54,6 +54,33 @@ def test_plain_decoding_has_a_tau_of_one():
     assert (stats.tau, stats.accepted_at, stats.histogram, stats.acceptance_rate) == (1.0, [], [2], None)
 
 
+def test_hits_leave_the_first_round_out():
+    stats = DecodeStats(num_drafts=3)
+    for committed, is_hit, mass in ((4, False, 0.0), (3, True, 0.5), (1, False, 0.25), (2, True, 0.75)):
+        stats.add_round(delivered=committed, committed=committed, drafted=3, is_hit=is_hit, mass=mass)
+    stats.add_round(delivered=0, committed=4, drafted=3, is_hit=True, mass=1.0)  # beyond the end of the text
+    assert (stats.hits, stats.cache_mass) == ([True, False, True], [0.5, 0.25, 0.75])
+    assert (stats.hit_rate, stats.expected_hit_rate) == (2 / 3, 0.5)
+    assert (stats.tau_on_hit, stats.tau_on_miss) == (2.5, 1.0)
+
+
+def test_drafters_without_a_cache_have_no_hits():
+    stats = stats_of((2, 2), (4, 4))
+    assert (stats.hits, stats.hit_rate, stats.expected_hit_rate) == ([], None, None)
+    assert (stats.tau_on_hit, stats.tau_on_miss, stats.refinement_gain) == (None, None, None)
+
+
+def test_refinement_gain_is_what_each_pass_adds_per_round():
+    stats = DecodeStats(num_drafts=3)
+    for right in ([0, 2, 3], [1, 1, 2]):
+        stats.add_round(delivered=2, committed=2, drafted=3, right_by_pass=right)
+    assert stats.right_at_pass == [1, 3, 5]
+    assert stats.refinement_gain == [1.0, 1.0]
+    one_pass = DecodeStats(num_drafts=3)
+    one_pass.add_round(delivered=2, committed=2, drafted=3, right_by_pass=[1])
+    assert one_pass.refinement_gain is None
+
+
 def test_to_dict_is_json():
     values = json.loads(json.dumps(stats_of((2, 2)).to_dict()))
     assert (values["rounds"], values["tau"], values["histogram"]) == (1, 2.0, [0, 1, 0, 0])

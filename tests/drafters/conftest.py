@@ -9,6 +9,7 @@ import pytest
 
 from jetspec_jax.decoding.row_params import row_params, sampling_spec
 from jetspec_jax.drafters import DraftView
+from jetspec_jax.models.decoder import Decoder
 from jetspec_jax.models.target import Target
 from jetspec_jax.sampling_params import SamplingParams
 from jetspec_jax.testing import tiny_config, tiny_target
@@ -19,6 +20,12 @@ GARBAGE = 96
 @pytest.fixture(scope="session")
 def target() -> Target:
     return tiny_target(tiny_config(num_layers=1, taps=(0,)))
+
+
+@pytest.fixture(scope="session")
+def decoder(target) -> Decoder:
+    """What drafters see of the target."""
+    return target.decoder()
 
 
 @pytest.fixture(scope="session")

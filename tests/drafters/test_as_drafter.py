@@ -1,5 +1,7 @@
 """What `drafter=` accepts."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,16 +11,19 @@ from jetspec_jax.drafters import (
     AutoregressiveDrafter,
     CallableDrafter,
     Drafter,
+    JetSpecPP,
     NgramDrafter,
-    ParallelDrafter,
     as_drafter,
 )
+from jetspec_jax.drafters.jetspecpp import PLAIN_PASS
+from jetspec_jax.drafting_config import DraftingConfig
 from jetspec_jax.language_model import LanguageModel
 from jetspec_jax.testing import NoisyDrafter, ScriptedDrafter, counting_target, random_drafter, tiny_config
 
 
-def drafter_of(spec, num_drafts=None) -> Drafter:
-    return as_drafter(spec, target=tiny_config(), dtype=jnp.dtype("float32"), num_drafts=num_drafts)
+def drafter_of(spec, num_drafts=None, drafting=None) -> Drafter:
+    options = {"num_drafts": num_drafts, "drafting": drafting}
+    return as_drafter(spec, target=tiny_config(), dtype=jnp.dtype("float32"), **options)
 
 
 @pytest.mark.parametrize(
@@ -28,8 +33,9 @@ def drafter_of(spec, num_drafts=None) -> Drafter:
         pytest.param("autoregressive", None, AutoregressiveDrafter, 0, id="name-of-plain"),
         pytest.param("ngram", None, NgramDrafter, 8, id="default-number"),
         pytest.param("ngram", 3, NgramDrafter, 3, id="chosen-number"),
-        pytest.param("parallel", 5, ParallelDrafter, 5, id="parallel"),
-        pytest.param("parallel", None, ParallelDrafter, 16, id="parallel-default"),
+        pytest.param("parallel", 5, JetSpecPP, 5, id="parallel"),
+        pytest.param("parallel", None, JetSpecPP, 16, id="parallel-default"),
+        pytest.param("jetspec++", 5, JetSpecPP, 5, id="jetspecpp"),
         pytest.param("ngram", 0, AutoregressiveDrafter, 0, id="I02-gamma-0-is-plain"),
         pytest.param("parallel", 0, AutoregressiveDrafter, 0, id="I02-gamma-0-is-plain-for-any-name"),
         pytest.param(NgramDrafter(2), None, NgramDrafter, 2, id="object"),
@@ -61,6 +67,20 @@ def test_refuses(spec, num_drafts, message):
         drafter_of(spec, num_drafts)
 
 
+def test_parallel_is_one_pass_and_jetspecpp_drafts_as_told():
+    assert (drafter_of("parallel").name, drafter_of("parallel").drafting) == ("parallel", PLAIN_PASS)
+    assert (drafter_of("jetspec++").name, drafter_of("jetspec++").drafting) == ("jetspec++", DraftingConfig())
+    drafting = DraftingConfig(num_drafts=4, num_outcomes=2)
+    assert drafter_of("jetspec++", drafting=drafting).drafting == drafting
+    assert drafter_of("jetspec++", 6, drafting).drafting == replace(drafting, num_drafts=6)
+
+
+@pytest.mark.parametrize("spec", [None, "ngram", "parallel", NgramDrafter(2)])
+def test_drafting_options_belong_to_jetspecpp(spec):
+    with pytest.raises(ValueError, match=r"drafting is for the drafter 'jetspec\+\+', not for"):
+        drafter_of(spec, drafting=DraftingConfig())
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -68,14 +88,14 @@ def test_refuses(spec, num_drafts, message):
         pytest.param(lambda t, n: t[:4] / 2, "dtype float32", id="no-integers"),
     ],
 )
-def test_function_with_a_wrong_result(target, view_of, function, message):
+def test_function_with_a_wrong_result(decoder, view_of, function, message):
     with pytest.raises(ValueError, match=message):
-        CallableDrafter(function, 4).propose((), target, (), view_of([[1, 2]]))
+        CallableDrafter(function, 4).propose((), decoder, (), view_of([[1, 2]]))
 
 
-def test_function_sees_each_row_with_its_length(target, view_of):
+def test_function_sees_each_row_with_its_length(decoder, view_of):
     drafter = CallableDrafter(lambda tokens, length: jnp.stack([length, tokens[length - 1]]), 2)
-    drafts, _ = drafter.propose((), target, (), view_of([[7, 8, 9], [5]]))
+    drafts, _ = drafter.propose((), decoder, (), view_of([[7, 8, 9], [5]]))
     assert drafts.tolist() == [[3, 9], [1, 5]]
 
 
@@ -101,15 +121,15 @@ def test_function_keeps_its_name():
     assert CallableDrafter(guess, 1).name == "guess"
 
 
-def test_scripted_drafter_follows_texts_and_script(target, view_of):
+def test_scripted_drafter_follows_texts_and_script(decoder, view_of):
     drafter = ScriptedDrafter([[1, 2, 3, 4, 5, 6], [9, 8, 7, 6, 5, 4]], [1, 2], num_drafts=2, vocab_size=97)
-    leaves, state = drafter.leaves, drafter.init_state(2, 32)
+    leaves, state = drafter.leaves, drafter.init_state(decoder, 2, 32)
     view = view_of([[1, 2, 3], [9, 8]])
-    drafts, state = drafter.propose(leaves, target, state, view)
+    drafts, state = drafter.propose(leaves, decoder, state, view)
     assert drafts.tolist() == [[4, 6], [7, 7]]  # one right, then one too high
-    drafts, state = drafter.propose(leaves, target, state, view)
+    drafts, state = drafter.propose(leaves, decoder, state, view)
     assert drafts.tolist() == [[4, 5], [7, 6]]
-    drafts, _ = drafter.propose(drafter.follow([[1, 2, 3, 4, 5, 96]], [0]), target, state, view)
+    drafts, _ = drafter.propose(drafter.follow([[1, 2, 3, 4, 5, 96]], [0]), decoder, state, view)
     assert drafts.tolist() == [[5, 5], [4, 4]]  # one text for all rows, another script
 
 
@@ -119,8 +139,8 @@ def test_scripted_drafter_refuses_impossible_scripts(script):
         ScriptedDrafter([[1, 2]], script, num_drafts=2, vocab_size=97)
 
 
-def test_noisy_drafter_draws_with_the_noise_of_the_positions(target, view_of):
+def test_noisy_drafter_draws_with_the_noise_of_the_positions(decoder, view_of):
     drafter = NoisyDrafter(jnp.zeros((97, 97)), num_drafts=3)
-    drafts, _ = drafter.propose(drafter.leaves, target, (), view_of([[1, 2]], temperature=1.0))
-    shifted, _ = drafter.propose(drafter.leaves, target, (), view_of([[1]], temperature=1.0))
+    drafts, _ = drafter.propose(drafter.leaves, decoder, (), view_of([[1, 2]], temperature=1.0))
+    shifted, _ = drafter.propose(drafter.leaves, decoder, (), view_of([[1]], temperature=1.0))
     assert drafts[0, :2].tolist() == shifted[0, 1:].tolist()  # the same positions, the same noise

@@ -29,14 +29,14 @@ NONE = NO_TOKEN
     ],
 )
 @pytest.mark.parametrize("garbage", [96, 0])
-def test_proposals(target, view_of, text, num_drafts, ngrams, expected, garbage):
+def test_proposals(decoder, view_of, text, num_drafts, ngrams, expected, garbage):
     drafter = NgramDrafter(num_drafts, min_ngram=ngrams[0], max_ngram=ngrams[1])
-    drafts, _ = drafter.propose((), target, (), view_of([text], garbage=garbage))
+    drafts, _ = drafter.propose((), decoder, (), view_of([text], garbage=garbage))
     assert drafts.tolist() == [expected]
 
 
-def test_rows_are_independent(target, view_of):
-    drafts, _ = NgramDrafter(2).propose((), target, (), view_of([[1, 2, 3, 1, 2], [1, 2, 3], [4, 4, 4]]))
+def test_rows_are_independent(decoder, view_of):
+    drafts, _ = NgramDrafter(2).propose((), decoder, (), view_of([[1, 2, 3, 1, 2], [1, 2, 3], [4, 4, 4]]))
     assert drafts.tolist() == [[3, 1], [NONE, NONE], [4, 4]]
 
 
