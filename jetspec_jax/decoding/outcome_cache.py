@@ -69,5 +69,9 @@ def select_block(cache: OutcomeCache, verdict: Verdict, *, soft: bool = False) -
         return jnp.take_along_axis(rows, index.reshape(-1, *[1] * (rows.ndim - 1)), axis=1)[:, 0]
 
     block = jax.tree.map(chosen, cache.proposals)
-    tokens = jnp.where(jnp.any(usable, axis=1)[:, None], block.tokens, NO_TOKEN)
-    return replace(block, tokens=tokens, is_hit=jnp.any(hits, axis=1))
+    is_usable = jnp.any(usable, axis=1)
+    trace = block.trace
+    if trace is not None:
+        trace = replace(trace, passes=jnp.where(is_usable[:, None, None], trace.passes, NO_TOKEN))
+    tokens = jnp.where(is_usable[:, None], block.tokens, NO_TOKEN)
+    return replace(block, tokens=tokens, trace=trace, is_hit=jnp.any(hits, axis=1))

@@ -16,6 +16,7 @@ from jetspec_jax.drafting_config import DraftingConfig
 
 __all__ = [
     "DRAFTER_NAMES",
+    "PLAIN_PASS",
     "AdapterPredictor",
     "AutoregressiveDrafter",
     "CallableDrafter",

@@ -11,7 +11,7 @@ from flax import nnx
 from jetspec_jax.config import draft_config_for
 from jetspec_jax.decoding.outcome_cache import OutcomeCache, select_block
 from jetspec_jax.decoding.outcomes import Outcomes
-from jetspec_jax.decoding.proposal import Proposal
+from jetspec_jax.decoding.proposal import Proposal, RefineTrace
 from jetspec_jax.decoding.state import ContextRows, Verdict
 from jetspec_jax.decoding.verify import NO_TOKEN
 from jetspec_jax.drafting_config import DraftingConfig
@@ -41,7 +41,8 @@ def cache() -> OutcomeCache:
         is_valid=jnp.ones((1, 4), bool),
     )
     tokens = jnp.arange(12, dtype=jnp.int32).reshape(1, 4, 3)
-    proposals = replace(Proposal.of_tokens(tokens), mass=jnp.full((1, 4), 0.85))
+    trace = RefineTrace(jnp.stack([tokens + 50, tokens], axis=2), jnp.zeros((1, 4, 2), jnp.int32), tokens[:, :, None])
+    proposals = replace(Proposal.of_tokens(tokens, None, trace), mass=jnp.full((1, 4), 0.85))
     return OutcomeCache(jnp.asarray([5], jnp.int32), jnp.asarray([11], jnp.int32), outcomes, proposals)
 
 
@@ -69,6 +70,9 @@ def test_miss(cache, key, place, soft_tokens):
     assert (block.tokens.tolist(), block.is_hit.tolist()) == ([[NO_TOKEN] * 3], [False])
     soft = select_block(cache, verdict_of(*key, **place), soft=True)
     assert (soft.tokens.tolist(), soft.is_hit.tolist()) == ([soft_tokens], [False])
+    # What was not proposed leaves no trace that could be counted as right.
+    first_pass = [token if token == NO_TOKEN else token + 50 for token in soft_tokens]
+    assert soft.trace.passes.tolist() == [[first_pass, soft_tokens]]
 
 
 def test_pruned_entries_are_not_there(cache):
