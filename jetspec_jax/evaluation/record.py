@@ -34,7 +34,8 @@ def _command() -> str:
     """How the program was started, without folders of this machine: records are committed."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     program = Path(sys.argv[0]).name if spec is None else f"python -m {spec.name.removesuffix('.__main__')}"
-    return " ".join([program, *sys.argv[1:]])
+    arguments = [Path(argument).name if Path(argument).is_absolute() else argument for argument in sys.argv[1:]]
+    return " ".join([program, *arguments])
 
 
 def _device_name() -> str:
