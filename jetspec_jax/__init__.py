@@ -13,6 +13,8 @@ _PUBLIC = {
     "DraftLimitWarning": "jetspec_jax.language_model",
     "LowAcceptanceWarning": "jetspec_jax.language_model",
     "SamplingParams": "jetspec_jax.sampling_params",
+    "DraftingConfig": "jetspec_jax.drafting_config",
+    "RefineConfig": "jetspec_jax.drafting_config",
     "GenerationOutput": "jetspec_jax.outputs",
     "StreamChunk": "jetspec_jax.outputs",
 }

