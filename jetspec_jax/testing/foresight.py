@@ -89,9 +89,10 @@ class OraclePredictor:
     ) -> tuple[Float[Array, "B R T M D"], Float[Array, "B R T V"]]:
         """Each block on its own copy of the cache."""
         target = self._definition.merge(leaves)
-        runs = [target(blocks[:, r], state.with_length(start[:, r])) for r in range(blocks.shape[1])]
-        taps = jnp.stack([taps for _, taps, _ in runs], axis=1)
-        return taps, jnp.stack([target.logits(x) for x, _, _ in runs], axis=1)
+        copies = jax.tree.map(lambda rows: jnp.repeat(rows, blocks.shape[1], axis=0), state)
+        flat = blocks.reshape(-1, blocks.shape[2])
+        x, taps, _ = target(flat, copies.with_length(start.reshape(-1)))
+        return taps.reshape(*blocks.shape, *taps.shape[2:]), target.logits(x).reshape(*blocks.shape, -1)
 
 
 def _peek(table: np.ndarray, positions: Int[Array, "B *rows"]) -> jax.Array:

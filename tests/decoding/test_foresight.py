@@ -18,6 +18,14 @@ from jetspec_jax.testing import OraclePredictor, TableTarget, tiny_config, tiny_
 
 pytestmark = pytest.mark.filterwarnings(f"ignore::{LowAcceptanceWarning.__module__}.LowAcceptanceWarning")
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation():
+    """Large programs that run for a moment each."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 P = np.random.default_rng(0).dirichlet(np.full(5, 0.7), 5)
 
 
@@ -53,10 +61,9 @@ def hits_and_mass(model: LanguageModel, num_requests: int, **options) -> tuple[n
     return hits, np.concatenate([output.stats.cache_mass for output in outputs])
 
 
-@pytest.mark.parametrize("policy", ["fallback", "soft_miss"])
-def test_perfect_decoder_hits_as_often_as_it_promises(policy):
+def test_perfect_decoder_hits_as_often_as_it_promises():
     """9.1: the target itself as adapter and decoder; the hit rate is the mass of the selected outcomes."""
-    model = table_model(couple_noise=False, miss_policy=policy)
+    model = table_model(couple_noise=False)
     hits, mass = hits_and_mass(model, 10 * BATCH, temperature=1.0, max_new_tokens=500)
     assert len(hits) > 20_000
     assert abs(hits.mean() - mass.mean()) < 0.01
@@ -74,12 +81,12 @@ def test_perfect_adapter_and_decoder_of_a_transformer():
     target = tiny_target(config)
     draft = Draft(draft_config_for(config, num_layers=1), dtype=jnp.float32, rngs=nnx.Rngs(0))
     adapter = Adapter.from_target(target, adapter_config_for(config, layers_per_module=(1, 1)))
-    drafting = DraftingConfig(num_drafts=3, num_outcomes=6, couple_noise=False)
+    drafting = DraftingConfig(num_drafts=3, num_outcomes=4, couple_noise=False)
     model = LanguageModel(target, drafter=JetSpecPP(draft, adapter, drafting=drafting), max_batch=BATCH)
-    hits, mass = hits_and_mass(model, 4 * BATCH, temperature=0.8, max_new_tokens=250)
-    assert len(hits) > 5000
-    # Three standard errors of the mean, and never more than 2 %.
-    assert abs(hits.mean() - mass.mean()) < min(0.02, 3 * np.sqrt(np.mean(mass * (1 - mass)) / len(hits)))
+    hits, mass = hits_and_mass(model, 2 * BATCH, temperature=0.8, max_new_tokens=250)
+    assert len(hits) > 3000
+    # Three standard errors of the mean, and never more than 2.5 %.
+    assert abs(hits.mean() - mass.mean()) < min(0.025, 3 * np.sqrt(np.mean(mass * (1 - mass)) / len(hits)))
 
 
 def test_coupled_noise_foresees_the_draw_itself():
@@ -98,8 +105,7 @@ def test_coupled_noise_foresees_the_draw_itself():
     assert tau[0] > 1.2 * tau[1]
 
 
-@pytest.mark.parametrize("refine", ["J0", "J1-R1", "J3-R3"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("refine", "temperature"), [("J0", 1.0), ("J2-R2", 0.0), ("J2-R2", 1.0)])
 def test_hit_path_equals_fallback_path_with_true_states(refine, temperature):
     """9.4: where predicted states are the true ones, a block drafted ahead is the block drafted after, pass by pass."""
     config = tiny_config(taps=(0, 1))
@@ -108,7 +114,7 @@ def test_hit_path_equals_fallback_path_with_true_states(refine, temperature):
     drafting = DraftingConfig(
         num_drafts=4,
         refine=RefineConfig.parse(refine),
-        num_outcomes=6,
+        num_outcomes=4,
         miss_policy="refined_fallback",
         keep_trace=True,
     )
