@@ -76,6 +76,9 @@ class DraftingConfig:
             with the true anchor in the wrong one's place (no draft call, nothing if there is none).
         outcome_rule: how outcomes are scored (handbook 7.6).
         acceptance_prior: α of the rules with a fixed length law.
+        decision_temperature: how sure the decoder is taken to be where the draw is decided by logits and known noise
+            (greedy, or coupled noise): divides its logits in outcome scores. Small is sure. Sampling without coupling
+            is left to chance, that is to the distribution itself.
         couple_noise: at T > 0 add the draw's own position noise to the logits of draft and decoder, so that they agree
             with the target's draw more often. The text does not depend on it.
         keep_trace: hand the trace of every pass to the host.
@@ -87,6 +90,7 @@ class DraftingConfig:
     miss_policy: MissPolicy = "fallback"
     outcome_rule: OutcomeRule = "uncalibrated"
     acceptance_prior: float = 0.8
+    decision_temperature: float = 0.25
     couple_noise: bool = True
     keep_trace: bool = False
 
@@ -97,6 +101,8 @@ class DraftingConfig:
             raise ValueError(f"num_outcomes={self.num_outcomes} must not be negative")
         if not 0 < self.acceptance_prior < 1:
             raise ValueError(f"acceptance_prior={self.acceptance_prior} must be between 0 and 1")
+        if self.decision_temperature <= 0:
+            raise ValueError(f"decision_temperature={self.decision_temperature} must be positive")
         _check("miss_policy", self.miss_policy, MissPolicy)
         _check("outcome_rule", self.outcome_rule, OutcomeRule)
 

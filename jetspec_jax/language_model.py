@@ -14,11 +14,11 @@ from jetspec_jax.decoding.programs import Programs
 from jetspec_jax.decoding.row_params import sampling_spec
 from jetspec_jax.decoding.stats import DecodeStats
 from jetspec_jax.decoding.walk import TextWalk
-from jetspec_jax.drafters import Drafter, JetSpecPP, as_drafter
+from jetspec_jax.drafters import JetSpecPP, as_drafter
 from jetspec_jax.drafting_config import DraftingConfig
 from jetspec_jax.models.functional import place, split
 from jetspec_jax.models.target import Target
-from jetspec_jax.outputs import GenerationOutput, StreamChunk, TokenLogprob, Usage
+from jetspec_jax.outputs import GenerationOutput, StreamChunk, TokenLogprob
 from jetspec_jax.progress import Progress
 from jetspec_jax.sampling_params import SamplingParams, sampling_params
 from jetspec_jax.text.chat import Prompt, encode_prompt, is_batch
@@ -43,15 +43,15 @@ class LanguageModel:
     Args:
         target: the target model.
         tokenizer: None if prompts are ids and no text is wanted.
-        drafter: a name (`autoregressive`, `ngram`, `parallel`, `jetspec++`), a `Drafter`, or a traceable function
-            `(tokens [S], length []) -> [num_drafts]`.
+        drafter: a name, a `Drafter`, or a traceable function `(tokens [S], length []) -> [num_drafts]`. Names are
+            `autoregressive`, `ngram` and, with random weights (give a `JetSpecPP` over trained ones), `parallel` and
+            `jetspec++`.
         num_drafts: tokens to draft per round; None takes the drafter's own default.
         drafting: refinement, foresight and miss policy of `jetspec++`; None takes the defaults.
         max_len: longest prompt plus output in tokens; None takes the target's limit.
         max_batch: most requests decoded together; longer lists are decoded in groups.
         device: where the target lives; None takes the first device.
-        draft_device: where a drafter that drafts ahead lives: the next block is then drafted there while the target
-            verifies. None keeps both in one program on `device`.
+        draft_device: where the next block is drafted while the target verifies; None: in one program on `device`.
         progress: show compiling and token progress on stderr; None shows them if stderr is a terminal.
     """
 
@@ -85,8 +85,7 @@ class LanguageModel:
         self.progress = progress
         self._definition, leaves = split(target)
         self._leaves = place(leaves, self.device)
-        options = {"num_drafts": num_drafts, "drafting": drafting}
-        self._use(as_drafter(drafter, target=self.config, dtype=target.dtype, **options), draft_device)
+        self._use(drafter, num_drafts, drafting, draft_device)
 
     def with_drafter(
         self,
@@ -99,11 +98,14 @@ class LanguageModel:
         """The same target (weights shared) with another drafter; see the class for the arguments."""
         model = object.__new__(type(self))
         model.__dict__.update(self.__dict__)
-        options = {"num_drafts": num_drafts, "drafting": drafting}
-        model._use(as_drafter(drafter, target=self.config, dtype=self.dtype, **options), draft_device)
+        model._use(drafter, num_drafts, drafting, draft_device)
         return model
 
-    def _use(self, drafter: Drafter, draft_device: jax.Device | None) -> None:
+    def _use(self, drafter: Any, num_drafts: int | None, drafting: DraftingConfig | None, draft_device) -> None:
+        # Random weights are made where they will be used.
+        with jax.default_device(self.device if draft_device is None else draft_device):
+            options = {"num_drafts": num_drafts, "drafting": drafting}
+            drafter = as_drafter(drafter, target=self.config, dtype=self.dtype, **options)
         if drafter.num_drafts >= self.max_len:
             raise ValueError(f"num_drafts={drafter.num_drafts} does not fit a context of {self.max_len} tokens")
         self.drafter = drafter
@@ -236,7 +238,7 @@ class LanguageModel:
         logprobs: list[list[TokenLogprob]] = [[] for _ in encoded]
 
         def output_of(row: int) -> GenerationOutput:
-            return _output(encoded[row], walks[row], logprobs[row], stats[row])
+            return GenerationOutput.of_walk(encoded[row], walks[row], logprobs[row], stats[row])
 
         for row, walk in enumerate(walks):
             if walk.is_finished:  # max_new_tokens = 0, or a prompt that fills the context
@@ -288,17 +290,3 @@ def _logprobs(delivery: Delivery) -> list[TokenLogprob]:
         TokenLogprob(token, raw, processed, tuple(top))
         for token, (raw, processed, top) in zip(delivery.token_ids, entries, strict=bool(entries))
     ]
-
-
-def _output(prompt: list[int], walk: TextWalk, logprobs: list[TokenLogprob], stats: DecodeStats) -> GenerationOutput:
-    return GenerationOutput(
-        token_ids=walk.token_ids,
-        text=walk.text,
-        finish_reason=walk.finish_reason,
-        stop_reason=walk.stop_reason,
-        error=walk.error,
-        prompt_token_ids=prompt,
-        logprobs=None if walk.params.logprobs is None else logprobs,
-        usage=Usage(len(prompt), len(walk.token_ids)),
-        stats=stats,
-    )

@@ -5,7 +5,7 @@ from typing import Any
 
 from jetspec_jax.decoding.round_trace import RoundTrace
 from jetspec_jax.decoding.stats import DecodeStats
-from jetspec_jax.decoding.walk import FinishReason
+from jetspec_jax.decoding.walk import FinishReason, TextWalk
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,23 @@ class GenerationOutput:
     logprobs: list[TokenLogprob] | None
     usage: Usage
     stats: DecodeStats
+
+    @classmethod
+    def of_walk(
+        cls, prompt: list[int], walk: TextWalk, logprobs: list[TokenLogprob], stats: DecodeStats
+    ) -> "GenerationOutput":
+        """What a finished walk amounts to."""
+        return cls(
+            token_ids=walk.token_ids,
+            text=walk.text,
+            finish_reason=walk.finish_reason,
+            stop_reason=walk.stop_reason,
+            error=walk.error,
+            prompt_token_ids=prompt,
+            logprobs=None if walk.params.logprobs is None else logprobs,
+            usage=Usage(len(prompt), len(walk.token_ids)),
+            stats=stats,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain JSON types."""

@@ -195,7 +195,7 @@ class _Loop:
                     drafted=int(output.num_drafted[row]),
                     is_hit=None if report is None or not self.foresees else bool(report.is_hit[row]),
                     mass=None if report is None else float(report.mass[row]),
-                    right_by_pass=() if report is None else report.right_by_pass[row].tolist(),
+                    right_by_pass=report.right_by_pass[row] if report is not None and report.is_refined[row] else None,
                 )
                 if report is not None:
                     trace = RoundTrace.of_row(report, row, output.tokens[row, :count].tolist())

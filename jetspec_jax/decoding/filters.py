@@ -36,10 +36,7 @@ def apply_filters(
     if spec.penalizes:
         logits = _penalize(logits, prefix, params)
     if spec.biases:
-        rows = jnp.arange(logits.shape[0])[:, None]
-        bias = jnp.zeros((logits.shape[0], logits.shape[2]), logits.dtype)
-        bias = bias.at[rows, params.bias_ids].add(params.bias_values, mode="drop")
-        logits = logits + bias[:, None, :]
+        logits = add_bias(logits, params)
     if spec.suppresses:
         num_new = prefix.length - prefix.prompt_len[:, None]
         too_short = (num_new < params.min_new_tokens[:, None])[:, :, None]
@@ -54,6 +51,13 @@ def apply_filters(
             )
         logits = processed
     return logits
+
+
+def add_bias(logits: Float[Array, "B T V"], params: RowParams) -> Float[Array, "B T V"]:
+    """Adds each request's `logit_bias`."""
+    rows = jnp.arange(logits.shape[0])[:, None]
+    bias = jnp.zeros((logits.shape[0], logits.shape[2]), logits.dtype)
+    return logits + bias.at[rows, params.bias_ids].add(params.bias_values, mode="drop")[:, None, :]
 
 
 def _id_mask(ids: Int[Array, "B E"], vocab_size: int) -> Bool[Array, "B V"]:

@@ -78,7 +78,7 @@ def foresee(
     anchor_at = state.length - 1  # n
     positions = state.length[:, None] + jnp.arange(logits.shape[1], dtype=jnp.int32)[None, :]
     outcomes = select_outcomes(
-        side.evidence(logits, positions),
+        side.evidence.of_outcomes(logits, positions, config.decision_temperature),
         block.tokens,
         jnp.zeros(block.tokens.shape, jnp.float32) if block.logprobs is None else block.logprobs,
         num_outcomes=config.num_outcomes,

@@ -67,12 +67,10 @@ class ForesightPrograms(Programs):
         verdict: Verdict,
         params: RowParams,
         spec: SamplingSpec,
-    ) -> tuple[Proposal, DraftReport | None]:
-        """The block for the outcome that came, and how the verified one fared."""
-        return (
-            self.drafter.next_block(leaves, decoder, side, cache, verdict, params, spec),
-            self.report(block, verdict),
-        )
+    ) -> tuple[Proposal, ForesightState, DraftReport | None]:
+        """The block for the outcome that came, the draft side handed through, and how the verified block fared."""
+        chosen, caches = self.drafter.next_block(leaves, decoder, side, cache, verdict, params, spec)
+        return chosen, replace(side, caches=caches), self.report(block, verdict)
 
     def begin(
         self, leaves: Leaves, decoder: Decoder, side: ForesightState, anchor: Int[Array, "B"], params, spec
@@ -152,7 +150,7 @@ class FusedPrograms(ForesightPrograms):
             decoder = target.decoder()
             after, out, verdict = self.verify(target, state.target, ahead.block.tokens, active, params, spec)
             side, cache = self.foresee(draft_leaves, decoder, ahead, params, spec)
-            block, fared = self.select(draft_leaves, decoder, side, cache, ahead.block, verdict, params, spec)
+            block, side, fared = self.select(draft_leaves, decoder, side, cache, ahead.block, verdict, params, spec)
             return DecodeState(after, Ahead(side, block, verdict)), replace(out, draft=fared)
 
         key = (state.target.tokens.shape, spec, shapes(params))
@@ -194,9 +192,7 @@ class PipelinedPrograms(ForesightPrograms):
         device: jax.Device,
         draft_device: jax.Device,
     ):
-        super().__init__(definition, leaves, drafter, device)
-        self.draft_device = draft_device
-        self.draft_leaves = drafter.place(draft_device)
+        super().__init__(definition, leaves, drafter, device, draft_device)
         self._decoder_definition, decoder_leaves = split(self.target.decoder())
         self.decoder_leaves = place(decoder_leaves, draft_device)
 
@@ -251,7 +247,11 @@ class PipelinedPrograms(ForesightPrograms):
         *,
         is_drafting: bool,
     ) -> tuple[PipelineState, RoundOutput]:
-        """Queues one round on both devices; the host waits for neither."""
+        """Queues one round on both devices; this host code waits for neither.
+
+        On GPU the runtime itself reads the predicate of the fallback's branch before it queues what follows `select`
+        (measured in `docs/lab-notes.md`); the miss policy `soft_miss` has no branch.
+        """
         if not is_drafting:
             return self._plain_round(state, active, params, spec)
 
@@ -276,7 +276,9 @@ class PipelinedPrograms(ForesightPrograms):
             "foresee", key, ahead_of, (ahead.side, ahead.block, ahead.pending, state.params), (2,)
         )
         verdict = jax.device_put(verdict, self.draft_device)
-        block, fared = self._on_draft("select", key, select, (side, cache, ahead.block, verdict, state.params), ())
+        block, side, fared = self._on_draft(
+            "select", key, select, (side, cache, ahead.block, verdict, state.params), (2,)
+        )
         drafts = jax.device_put(block.tokens, self.device)
         return (
             PipelineState(target, drafts, Ahead(side, block, verdict), state.params),

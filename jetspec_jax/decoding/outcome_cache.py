@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from jetspec_jax.decoding.outcomes import Outcomes
-from jetspec_jax.decoding.proposal import Proposal
+from jetspec_jax.decoding.proposal import Proposal, RefineTrace
 from jetspec_jax.decoding.state import Verdict
 from jetspec_jax.decoding.verify import NO_TOKEN
 
@@ -72,6 +72,11 @@ def select_block(cache: OutcomeCache, verdict: Verdict, *, soft: bool = False) -
     is_usable = jnp.any(usable, axis=1)
     trace = block.trace
     if trace is not None:
-        trace = replace(trace, passes=jnp.where(is_usable[:, None, None], trace.passes, NO_TOKEN))
+        # Nothing is proposed, so nothing may be shown or counted as if it had been.
+        trace = RefineTrace(
+            passes=jnp.where(is_usable[:, None, None], trace.passes, NO_TOKEN),
+            num_fixed=jnp.where(is_usable[:, None], trace.num_fixed, 0),
+            proxies=jnp.where(is_usable[:, None, None], trace.proxies, NO_TOKEN),
+        )
     tokens = jnp.where(is_usable[:, None], block.tokens, NO_TOKEN)
     return replace(block, tokens=tokens, trace=trace, is_hit=jnp.any(hits, axis=1))

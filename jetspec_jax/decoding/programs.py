@@ -58,14 +58,23 @@ class Programs:
         executables: the compiled programs.
         target_leaves, draft_leaves: arrays passed to them.
         device: where the target lives.
+        draft_device: where the draft side lives, the same for these programs.
     """
 
-    def __init__(self, definition: ModuleDef, leaves: Leaves, drafter: Drafter, device: jax.Device):
+    def __init__(
+        self,
+        definition: ModuleDef,
+        leaves: Leaves,
+        drafter: Drafter,
+        device: jax.Device,
+        draft_device: jax.Device | None = None,
+    ):
         self.definition = definition
         self.target_leaves = leaves
         self.drafter = drafter
-        self.device = self.draft_device = device
-        self.draft_leaves = drafter.place(device)
+        self.device = device
+        self.draft_device = device if draft_device is None else draft_device
+        self.draft_leaves = drafter.place(self.draft_device)
         self.executables = Executables()
         self._requests = itertools.count()
 
@@ -162,8 +171,9 @@ class Programs:
         """How a proposal fared; None for drafters that have nothing to tell."""
         if proposal.trace is None:
             return None
-        drafting = getattr(self.drafter, "drafting", None)
-        return report(proposal, verdict, keep_trace=drafting is not None and drafting.keep_trace)
+        drafting = self.drafter.drafting  # whoever traces refines
+        refines_misses = drafting.num_outcomes == 0 or drafting.fallback == drafting.refine
+        return report(proposal, verdict, refines_misses=refines_misses, keep_trace=drafting.keep_trace)
 
     def _plain_round(self, state: Any, active, params, spec) -> tuple[Any, RoundOutput]:
         def program(target_leaves, state, active, params):

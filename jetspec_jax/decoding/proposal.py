@@ -24,6 +24,19 @@ class RefineTrace:
     num_fixed: Int[Array, "*rows P"]
     proxies: Int[Array, "*rows m G"]
 
+    def stretched(self, num_passes: int, num_refreshes: int) -> "RefineTrace":
+        """The same with places for more passes and refreshes: the last pass repeated, its tokens as proxies.
+
+        A block drafted on a miss may have made fewer passes than a prepared one; both must have one shape.
+        """
+        more = num_passes - self.passes.shape[-2]
+        last, fixed = self.passes[..., -1:, :], self.num_fixed[..., -1:]
+        return RefineTrace(
+            passes=jnp.concatenate([self.passes, *[last] * more], axis=-2),
+            num_fixed=jnp.concatenate([self.num_fixed, *[fixed] * more], axis=-1),
+            proxies=jnp.concatenate([self.proxies, *[last] * (num_refreshes - self.proxies.shape[-2])], axis=-2),
+        )
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -66,11 +79,17 @@ def choose(is_first: Bool[Array, "B"], first: Proposal, second: Proposal) -> Pro
     return jax.tree.map(pick, first, second)
 
 
-def report(proposal: Proposal, verdict: Verdict, *, keep_trace: bool) -> DraftReport:
+def report(proposal: Proposal, verdict: Verdict, *, refines_misses: bool, keep_trace: bool) -> DraftReport:
     """How a proposal fared in its verification.
 
     The prefix that pass p had right is known up to the end of what was committed: had it gone on to be right beyond the
     final block's first mistake, nobody would know.
+
+    Args:
+        proposal: the verified block.
+        verdict: its verification.
+        refines_misses: blocks that were not prepared are refined like prepared ones.
+        keep_trace: hand the trace on.
     """
     passes = proposal.tokens[:, None] if proposal.trace is None else proposal.trace.passes  # [B, P, G]
     offsets = jnp.arange(passes.shape[-1], dtype=jnp.int32)[None, :]
@@ -81,7 +100,8 @@ def report(proposal: Proposal, verdict: Verdict, *, keep_trace: bool) -> DraftRe
     return DraftReport(
         is_hit=proposal.is_hit,
         mass=proposal.mass,
-        right_by_pass=jnp.sum(jnp.cumprod(right.astype(jnp.int32), axis=-1), axis=-1, dtype=jnp.int32),
+        is_refined=proposal.is_hit | refines_misses,
+        right_by_pass=jnp.cumprod(right.astype(jnp.int32), axis=-1) > 0,
         passes=proposal.trace.passes if keep_trace and proposal.trace is not None else None,
         num_fixed=proposal.trace.num_fixed if keep_trace and proposal.trace is not None else None,
         proxies=proposal.trace.proxies if keep_trace and proposal.trace is not None else None,

@@ -47,14 +47,17 @@ class DraftReport:
     Attributes:
         is_hit: [B], it came from the outcome cache.
         mass: [B], hit rate its outcome cache expected.
-        right_by_pass: [B, P], right drafts of each pass, as far as known (up to one more than the accepted ones).
+        is_refined: [B], all passes were made (a miss may be drafted with one pass, which then stands for all).
+        right_by_pass: [B, P, G], whether pass p had this draft and all before it right, as far as known (up to one more
+            than the accepted ones).
         passes, num_fixed, proxies: the refinement trace (`decoding/proposal.py`) without outcome axis, None unless
             asked for.
     """
 
     is_hit: Bool[Array, "B"]
     mass: Float[Array, "B"]
-    right_by_pass: Int[Array, "B P"]
+    is_refined: Bool[Array, "B"]
+    right_by_pass: Bool[Array, "B P G"]
     passes: Int[Array, "B P G"] | None = None
     num_fixed: Int[Array, "B P"] | None = None
     proxies: Int[Array, "B m G"] | None = None

@@ -1,8 +1,9 @@
 """What a request's decoding cost and how well the drafts did."""
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 
 @dataclass
@@ -21,8 +22,9 @@ class DecodeStats:
         hits: for each round after the first, whether its block came from the outcome cache; empty without one. The
             first round of a request has no cache to look in.
         cache_mass: for the same rounds, the hit rate that the cache expected.
-        right_at_pass: over all rounds, drafts that each refinement pass had right (as far as known); None for drafters
-            that do not refine.
+        refined_rounds: rounds whose block went through all passes.
+        right_at_pass: over those rounds, `[pass][offset]`, how often a pass had the draft at an offset and all before
+            it right (as far as known); None for drafters that do not refine.
         drafting_stopped_at: context length at which the drafter's own limit switched drafting off.
         draft_ms, verify_ms, exposed_draft_ms: per round; measured by `bench` only, because a fused round is one
             program. None when not measured.
@@ -38,7 +40,8 @@ class DecodeStats:
     decode_ms: float = 0.0
     hits: list[bool] = field(default_factory=list)
     cache_mass: list[float] = field(default_factory=list)
-    right_at_pass: list[int] | None = None
+    refined_rounds: int = 0
+    right_at_pass: list[list[int]] | None = None
     drafting_stopped_at: int | None = None
     draft_ms: float | None = None
     verify_ms: float | None = None
@@ -55,7 +58,7 @@ class DecodeStats:
         drafted: int,
         is_hit: bool | None = None,
         mass: float | None = None,
-        right_by_pass: Sequence[int] = (),
+        right_by_pass: np.ndarray | None = None,
     ) -> None:
         """Counts a round that committed `committed` tokens of which `delivered` belong to the text.
 
@@ -63,7 +66,7 @@ class DecodeStats:
             delivered, committed, drafted: token counts.
             is_hit: whether the block came from the outcome cache, None without one.
             mass: hit rate that the cache expected.
-            right_by_pass: right drafts of each refinement pass.
+            right_by_pass: `[passes, γ]`, what each refinement pass had right; None if they were not all made.
         """
         if delivered == 0:
             return
@@ -71,9 +74,9 @@ class DecodeStats:
         if is_hit is not None and self.rounds > 1:
             self.hits.append(is_hit)
             self.cache_mass.append(mass)
-        if right_by_pass:
-            counts = self.right_at_pass or [0] * len(right_by_pass)
-            self.right_at_pass = [total + new for total, new in zip(counts, right_by_pass, strict=True)]
+        if right_by_pass is not None:
+            self.refined_rounds += 1
+            self.right_at_pass = (np.array(self.right_at_pass or 0) + right_by_pass).tolist()
         self.committed.append(delivered)
         self.drafted += drafted
         # The last committed token is the target's own; the ones before it were drafts.
@@ -112,10 +115,9 @@ class DecodeStats:
 
     @property
     def refinement_gain(self) -> list[float] | None:
-        """Right drafts per round that each pass added to the one before it; None without a second pass."""
-        if self.right_at_pass is None or not self.rounds:
-            return None
-        return [(after - before) / self.rounds for before, after in itertools.pairwise(self.right_at_pass)] or None
+        """Right drafts per refined round that each pass added to the one before it; None without a second pass."""
+        totals = [sum(offsets) for offsets in self.right_at_pass or []]
+        return [(after - before) / self.refined_rounds for before, after in itertools.pairwise(totals)] or None
 
     def _tau_where(self, is_hit: bool) -> float | None:
         # The first round is no entry of `hits`.

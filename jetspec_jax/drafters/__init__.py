@@ -59,6 +59,8 @@ def as_drafter(
         raise ValueError(f"drafting is for the drafter 'jetspec++', not for {spec!r}")
     if num_drafts is not None and num_drafts < 0:
         raise ValueError(f"num_drafts={num_drafts} must not be negative")
+    if drafting is not None and num_drafts == 0:
+        raise ValueError("num_drafts=0 is plain decoding, but drafting asks for JetSpec++")
     if spec is None or spec == "autoregressive" or (num_drafts == 0 and isinstance(spec, str)):
         if num_drafts:
             raise ValueError(f"num_drafts={num_drafts}, but plain decoding drafts nothing")

@@ -14,7 +14,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Int
 
-from jetspec_jax.config import TargetConfig, adapter_config_for, draft_config_for
+from jetspec_jax.config import DraftConfig, TargetConfig, adapter_config_for, draft_config_for
 from jetspec_jax.decoding.draft_side import DraftSide, noise_tokens, num_block_rows
 from jetspec_jax.decoding.evidence import Evidence
 from jetspec_jax.decoding.foresight import ForesightState, foresee
@@ -70,7 +70,7 @@ class JetSpecPP:
     def __init__(
         self,
         draft: Draft,
-        adapter: Adapter | Predictor | None = None,
+        adapter: Any = None,
         *,
         drafting: DraftingConfig | None = None,
         calibration: Calibration | None = None,
@@ -82,7 +82,7 @@ class JetSpecPP:
         self.num_drafts = self.config.max_draft_len if asked is None else asked
         if not self.config.causal and self.num_drafts > self.config.max_draft_len:
             raise ValueError(f"num_drafts={asked} with a bidirectional draft of {self.config.block_rows} rows")
-        self.predictor = AdapterPredictor(adapter) if isinstance(adapter, Adapter) else adapter
+        self.predictor = _as_predictor(adapter, self.config)
         if self.drafting.needs_predictor and self.predictor is None:
             raise ValueError(
                 f"{self.drafting.refine.name} with num_outcomes={self.drafting.num_outcomes} needs an adapter"
@@ -92,8 +92,9 @@ class JetSpecPP:
         self.name = "jetspec++" if self.drafting.needs_predictor else "parallel"
         self.calibration = calibration
         self.max_len = max_len
-        self._num_rows = num_block_rows(draft, self.num_drafts)
         self._definition, self._leaves = split(draft)
+        self._num_calibrated = len(jax.tree.leaves(calibration))
+        self._num_rows = num_block_rows(draft, self.num_drafts)
 
     @classmethod
     def random(
@@ -126,7 +127,6 @@ class JetSpecPP:
         draft = place(self._leaves, device)
         predictor = () if self.predictor is None else self.predictor.place(device)
         calibration = jax.device_put(tuple(jax.tree.leaves(self.calibration)), device)
-        self._ends = (len(draft), len(draft) + len(predictor))
         return (*draft, *predictor, *calibration)
 
     def init_state(self, decoder: Decoder, batch: int, capacity: int) -> DraftCaches:
@@ -181,8 +181,8 @@ class JetSpecPP:
         context = draft.extend(state.caches.context.with_length(pending.start), pending.taps)
         context = draft.extend(context.commit(pending.num_kept), taps)
         caches = DraftCaches(context, predictor)
-        # Positions that any of the blocks may draft: up to γ accepted, an anchor, and γ more.
-        side = self._side(leaves, decoder, caches, state.length, 2 * self.num_drafts + 2, params, spec)
+        # Positions from the verified block's first to the last that a block may draft: γ, an anchor, γ more.
+        side = self._side(leaves, decoder, caches, state.length, 2 * self.num_drafts + 1, params, spec)
         cache = foresee(side, state, block, logits, params, self.drafting, self._calibration(leaves), self._num_rows)
         return cache, caches
 
@@ -195,26 +195,30 @@ class JetSpecPP:
         verdict: Verdict,
         params: RowParams,
         spec: SamplingSpec,
-    ) -> Proposal:
+    ) -> tuple[Proposal, DraftCaches]:
         """The prepared block of the outcome that came, or what the miss policy says.
 
         Args:
             leaves, decoder: weights.
-            state: as it was when `cache` was made; only read.
+            state: as it was when `cache` was made.
             cache, verdict: what was prepared, and what came.
             params, spec: sampling options.
+
+        Returns:
+            The block, and the caches of `state`. A miss has taken the verdict's rows into them, which does not change
+            what the next `foresee` makes of the same rows; handing the buffers through saves a copy of all of them.
         """
         if self.drafting.miss_policy == "soft_miss":
-            return select_block(cache, verdict, soft=True)
+            return select_block(cache, verdict, soft=True), state.caches
         cached = select_block(cache, verdict)
 
-        def redraft(state: ForesightState) -> Proposal:
-            state = replace(state.absorb(verdict), caches=self.observe(leaves, decoder, state.caches, verdict.rows))
-            proposal = self.first_block(leaves, decoder, state, params, spec)
-            return choose(cached.is_hit, cached, replace(proposal, mass=cached.mass))
+        def redraft(caches: DraftCaches) -> tuple[Proposal, DraftCaches]:
+            caches = self.observe(leaves, decoder, caches, verdict.rows)
+            proposal = self.first_block(leaves, decoder, replace(state.absorb(verdict), caches=caches), params, spec)
+            return choose(cached.is_hit, cached, replace(proposal, mass=cached.mass)), caches
 
         is_needed = jnp.any(~cached.is_hit & verdict.is_active)
-        return jax.lax.cond(is_needed, redraft, lambda state: cached, state)
+        return jax.lax.cond(is_needed, redraft, lambda caches: (cached, caches), state.caches)
 
     def first_block(
         self, leaves: Leaves, decoder: Decoder, state: ForesightState, params: RowParams, spec: SamplingSpec
@@ -225,23 +229,8 @@ class JetSpecPP:
         """
         view = DraftView(state.tokens, state.length, params, spec)
         proposal = self._propose(leaves, decoder, state.caches, view, self.drafting.fallback)
-        missing = self.drafting.refine.num_passes - self.drafting.fallback.num_passes
-        if missing == 0:
-            return proposal
-        # Passes that were not made repeat the last one; refreshes that were not made agreed with everything.
-        trace = proposal.trace
-        last, fixed = trace.passes[:, -1:], trace.num_fixed[:, -1:]
-        return replace(
-            proposal,
-            trace=replace(
-                trace,
-                passes=jnp.concatenate([trace.passes, *[last] * missing], axis=1),
-                num_fixed=jnp.concatenate([trace.num_fixed, *[fixed] * missing], axis=1),
-                proxies=jnp.concatenate([last] * self.drafting.refine.num_refreshes, axis=1)
-                if self.drafting.refine.num_refreshes
-                else trace.proxies,
-            ),
-        )
+        refine = self.drafting.refine
+        return replace(proposal, trace=proposal.trace.stretched(refine.num_passes + 1, refine.num_refreshes))
 
     def _propose(
         self, leaves, decoder: Decoder, caches: DraftCaches, view: DraftView, refine: RefineConfig
@@ -287,10 +276,24 @@ class JetSpecPP:
         return self.foresees and self.drafting.outcome_rule in ("calibrated", "draft_model")
 
     def _draft(self, leaves: Leaves) -> Draft:
-        return self._definition.merge(leaves[: self._ends[0]])
+        return self._definition.merge(leaves[: len(self._leaves)])
 
     def _predictor_leaves(self, leaves: Leaves) -> Leaves:
-        return leaves[self._ends[0] : self._ends[1]]
+        return leaves[len(self._leaves) : len(leaves) - self._num_calibrated]
 
     def _calibration(self, leaves: Leaves) -> Calibration | None:
-        return None if self.calibration is None else Calibration(*leaves[self._ends[1] :])
+        return None if self.calibration is None else Calibration(*leaves[-self._num_calibrated :])
+
+
+def _as_predictor(adapter: Adapter | Predictor | None, draft: DraftConfig) -> Predictor | None:
+    if isinstance(adapter, Adapter):
+        shape = (len(adapter.chain), adapter.config.shape.hidden_size)
+        if shape != (draft.num_taps, draft.shape.hidden_size):
+            raise ValueError(
+                f"the draft reads {draft.num_taps} taps of width {draft.shape.hidden_size}, "
+                f"the adapter predicts {shape[0]} of width {shape[1]}"
+            )
+        return AdapterPredictor(adapter)
+    if adapter is not None and not isinstance(adapter, Predictor):
+        raise ValueError(f"adapter must be an Adapter or a Predictor, got {type(adapter).__name__}")
+    return adapter

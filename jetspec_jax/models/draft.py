@@ -51,8 +51,8 @@ class Draft(nnx.Module):
 
     @property
     def dtype(self) -> jnp.dtype:
-        """Dtype of the weights; may differ from the target's."""
-        return self.fc.weight[...].dtype
+        """Dtype of the activations; may differ from the target's."""
+        return self.norm.scale[...].dtype
 
     def init_context(self, batch: int, capacity: int) -> KVCache:
         """An empty context of injected keys and values."""

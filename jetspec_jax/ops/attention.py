@@ -84,15 +84,16 @@ def attend_blocks(
     if window is not None:
         offsets = jnp.arange(rows, dtype=jnp.int32)[None, None, :, None]
         visible = visible & (slots > context_len[:, :, None, None] + offsets - window)
-    visible = jnp.broadcast_to(visible, (batch, blocks, rows, num_slots))
-    mask = jnp.concatenate([visible, own_mask], axis=-1)[:, None, :, None]  # [B, 1, R, 1, T, S + U]
-    both = jnp.concatenate([on_context, on_own], axis=-1) * head_dim**-0.5
-    weights = jax.nn.softmax(jnp.where(mask, both, -jnp.inf), axis=-1).astype(context_values.dtype)
-    from_context = jnp.einsum(
-        "bkqs,bksh->bkqh", weights[..., :num_slots].reshape(*shared.shape[:3], -1), context_values, **scores
-    )
-    from_own = jnp.einsum(
-        "bkrqu,brkuh->bkrqh", weights[..., num_slots:].reshape(*own.shape[:4], -1), own_values, **scores
-    )
+    scale = head_dim**-0.5
+    on_context = jnp.where(visible[:, None, :, None], on_context * scale, -jnp.inf)
+    on_own = jnp.where(own_mask[:, None, :, None], on_own * scale, -jnp.inf)
+    # One softmax in two parts, joined by their maximum and sum: neither part is copied beside the other.
+    top = jnp.maximum(jnp.max(on_context, axis=-1), jnp.max(on_own, axis=-1))[..., None]
+    on_context, on_own = jnp.exp(on_context - top), jnp.exp(on_own - top)
+    total = (jnp.sum(on_context, axis=-1) + jnp.sum(on_own, axis=-1))[..., None]
+    on_context = (on_context / total).astype(context_values.dtype).reshape(*shared.shape[:3], -1)
+    on_own = (on_own / total).astype(own_values.dtype).reshape(*own.shape[:4], -1)
+    from_context = jnp.einsum("bkqs,bksh->bkqh", on_context, context_values, **scores)
+    from_own = jnp.einsum("bkrqu,brkuh->bkrqh", on_own, own_values, **scores)
     out = from_context.reshape(folded.shape) + from_own.reshape(folded.shape)
     return out.transpose(0, 2, 4, 1, 3, 5).reshape(q.shape).astype(q.dtype)

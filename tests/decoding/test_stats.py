@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from jetspec_jax.decoding.stats import DecodeStats
@@ -70,14 +71,21 @@ def test_drafters_without_a_cache_have_no_hits():
     assert (stats.tau_on_hit, stats.tau_on_miss, stats.refinement_gain) == (None, None, None)
 
 
-def test_refinement_gain_is_what_each_pass_adds_per_round():
+def right_of(*counts: int) -> np.ndarray:
+    """[passes, 3]: pass p had the first `counts[p]` drafts right."""
+    return np.arange(3)[None, :] < np.array(counts)[:, None]
+
+
+def test_refinement_gain_is_what_each_pass_adds_per_refined_round():
     stats = DecodeStats(num_drafts=3)
-    for right in ([0, 2, 3], [1, 1, 2]):
+    for counts in ((0, 2, 3), (1, 1, 2), None):
+        right = None if counts is None else right_of(*counts)
         stats.add_round(delivered=2, committed=2, drafted=3, right_by_pass=right)
-    assert stats.right_at_pass == [1, 3, 5]
+    assert (stats.rounds, stats.refined_rounds) == (3, 2)
+    assert stats.right_at_pass == [[1, 0, 0], [2, 1, 0], [2, 2, 1]]  # by pass and offset
     assert stats.refinement_gain == [1.0, 1.0]
     one_pass = DecodeStats(num_drafts=3)
-    one_pass.add_round(delivered=2, committed=2, drafted=3, right_by_pass=[1])
+    one_pass.add_round(delivered=2, committed=2, drafted=3, right_by_pass=right_of(1))
     assert one_pass.refinement_gain is None
 
 
