@@ -53,6 +53,10 @@ class Executables:
             self.on_dispatch(name, device, outputs)
         return outputs
 
+    def hlo(self, name: str) -> list[str]:
+        """Optimised HLO of the programs of this name, to look at."""
+        return [executable.as_text() for (kept, *_), executable in self._kept.items() if kept == name]
+
 
 def shapes(tree: Any) -> tuple:
     """Shapes of all arrays of a pytree, as part of a key."""

@@ -82,9 +82,12 @@ class Run:
 
     @property
     def exposed_draft_ms(self) -> float | None:
-        """Drafting a round that the verification did not hide; None for plain decoding."""
-        if self.timeline is not None and self.timeline.exposed_draft_ms is not None:
-            return self.timeline.exposed_draft_ms
+        """Drafting a round that the verification did not hide; None for plain decoding.
+
+        Pipelined: the recorded round less a verification measured alone.
+        """
+        if self.timeline is not None and self.timeline.named("verify") and self.timeline.round_ms is not None:
+            return max(0.0, self.timeline.round_ms - self.phases.verify_ms)
         return self.phases and self.phases.draft_ms  # one program a round hides nothing
 
     @property

@@ -3,7 +3,8 @@
 Programs are queued without waiting, so the host's clock says little about them. Here **ends are measured**: a thread
 per device waits for an output of each program (`timeline_recorder.py`). **Starts are derived**: a program starts when
 it has been dispatched, the one before it on the same device has ended, and so have those whose results it needs. A span
-therefore contains the launch of its program and the hand-over of its inputs from the other device.
+therefore contains the launch of its program and the hand-over of its inputs from the other device, and an overlap is the
+most that the measured ends allow. How much drafting costs a round is measured apart: `compare.Run.exposed_draft_ms`.
 """
 
 import statistics
@@ -114,15 +115,18 @@ class Timeline:
         total = sum(span.duration_ms for span in self.named("foresee").values())
         return sum(self.overlap_ms()) / total if total else None
 
-    def exposed_ms(self) -> list[float]:
-        """For each round but the last, how long the target's device waited before the next verification."""
+    def waits_ms(self) -> list[float]:
+        """For each round but the last, how long the target's device had nothing to do before the next verification.
+
+        Less than the exposed drafting by the hand-over of the block, which lies in the span of the verification.
+        """
         verify = list(self.named("verify").values())
         return [after.start_ms - before.end_ms for before, after in pairwise(verify)]
 
     @property
-    def exposed_draft_ms(self) -> float | None:
-        """Median of `exposed_ms`; None for fused rounds, where nothing tells drafting from verification."""
-        return _median(self.exposed_ms())
+    def target_wait_ms(self) -> float | None:
+        """Median of `waits_ms`; None for fused rounds, where nothing tells drafting from verification."""
+        return _median(self.waits_ms())
 
     @property
     def verify_ms(self) -> float | None:
@@ -146,14 +150,14 @@ class Timeline:
                 f"one program a round on one device, median of {rounds} rounds {self.round_ms:.2f} ms: nothing "
                 "overlaps; --draft-device INDEX drafts on a second device meanwhile"
             )
-        times = {"round": self.round_ms, "verify": self.verify_ms, "exposed draft": self.exposed_draft_ms}
+        times = {"round": self.round_ms, "verify": self.verify_ms, "target waits": self.target_wait_ms}
         medians = ", ".join(f"{name} {value:.2f} ms" for name, value in times.items())
         share = f"{100 * (self.overlap_share or 0):.0f} %"
         return f"{share} of the foresight ran beside a verification; medians of {rounds} rounds: {medians}"
 
     def to_dict(self) -> dict[str, Any]:
         """The numbers, for JSON."""
-        names = ("overlap_share", "round_ms", "verify_ms", "exposed_draft_ms")
+        names = ("overlap_share", "round_ms", "verify_ms", "target_wait_ms")
         return {"rounds": len(self.named("verify") or self.named("round")), **{n: getattr(self, n) for n in names}}
 
     def to_chrome_trace(self) -> dict[str, Any]:

@@ -32,7 +32,8 @@ def test_492_draft_rounds_match_eager_recomputation(refine):
     draft = Draft(draft_config_for(config, num_layers=2), dtype=jnp.float32, rngs=nnx.Rngs(1))
     adapter = Adapter.from_target(target, adapter_config_for(config, layers_per_module=(2, 1)))
     drafting = DraftingConfig(num_drafts=NUM_DRAFTS, refine=RefineConfig.parse(refine), num_outcomes=3, keep_trace=True)
-    model = LanguageModel(target, drafter=JetSpecPP(draft, adapter, drafting=drafting))
+    plain = LanguageModel(target, drafter=None)
+    model = plain.with_drafter(JetSpecPP(draft, adapter, drafting=drafting))
     reference = ReferenceDrafting(target, draft, adapter, drafting.refine, NUM_DRAFTS)
 
     @jax.jit
@@ -44,6 +45,7 @@ def test_492_draft_rounds_match_eager_recomputation(refine):
         prompt = np.random.default_rng(seed).integers(0, 97, 3 + seed % 5).tolist()
         key = row_params([SamplingParams(seed=seed)], eos_token_ids=(), vocab_size=97, device=jax.devices()[0]).key
         chunks = list(model.stream(prompt, max_new_tokens=56, seed=seed))
+        assert chunks[-1].output.token_ids == plain.generate(prompt, max_new_tokens=56).token_ids
         tokens, verified = prompt + chunks[0].token_ids, None
         for chunk in chunks[1:]:
             trace = chunk.trace

@@ -1,5 +1,7 @@
 """The pipelined driver: no wait for a device inside a round, no recompiling, results read one round late."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -83,7 +85,7 @@ def test_the_host_never_waits_inside_a_round(model, events):
     output = model.generate(PROMPT, max_new_tokens=NUM_TOKENS)
     assert output.token_ids == model.text
     rounds = events.count("verify")
-    assert rounds >= output.stats.rounds > 90
+    assert rounds >= output.stats.rounds > 70
     assert "wait" not in events
     assert events.count("read") == rounds + 1  # and the first token, from prefill
     assert events.count("foresee") == events.count("select") == rounds
@@ -97,7 +99,7 @@ def test_no_recompilation_over_the_rounds_of_many_requests(model):
     compiled = model.programs.num_compiled
     stats = [model.generate(PROMPT, max_new_tokens=NUM_TOKENS).stats for _ in range(3)]
     assert sum(s.rounds for s in stats) > 200
-    assert 0 < stats[0].hit_rate < 1
+    assert stats[0].hit_rate > 0.5
     assert model.programs.num_compiled == compiled
     # Each program was traced for one set of shapes: prefill, observe, anchor, first block, verify, foresee, select.
     assert compiled == 7
@@ -109,6 +111,16 @@ def test_each_side_lives_on_its_device(model, cpu_devices):
     assert all(leaf.devices() == {cpu_devices[1]} for leaf in (*programs.draft_leaves, *programs.decoder_leaves))
     # Of the target only embedding, top layer, norm and head are copied.
     assert len(programs.decoder_leaves) < len(programs.target_leaves)
+
+
+@pytest.mark.parametrize("name", ["verify", "foresee", "select"])
+def test_no_cache_is_copied(model, name):
+    """States are donated and handed through, on hits and on misses: a round writes rows, it moves no caches."""
+    (text,) = model.programs.executables.hlo(name)
+    shape = model.target.config.shape
+    cache = rf"f32\[1,{shape.num_kv_heads},\d\d+,{shape.head_dim}\]"
+    assert re.search(rf"{cache}\S* (parameter|get-tuple-element)", text)
+    assert not re.search(rf"{cache}\S* copy\(", text)
 
 
 def test_one_device_for_both_sides(model, cpu_devices):

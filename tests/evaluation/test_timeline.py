@@ -58,8 +58,8 @@ def test_start_is_the_latest_of_dispatch_device_and_needs(timeline):
 def test_overlap_and_exposed_time(timeline):
     assert rounded(timeline.overlap_ms()) == [6, 8]
     assert timeline.overlap_share == pytest.approx(14 / 16)
-    assert rounded(timeline.exposed_ms()) == [1, 5]
-    assert timeline.exposed_draft_ms == pytest.approx(3)
+    assert rounded(timeline.waits_ms()) == [1, 5]
+    assert timeline.target_wait_ms == pytest.approx(3)
     assert timeline.verify_ms == pytest.approx(8)
     assert timeline.round_ms == pytest.approx((9 + 13) / 2)
     assert timeline.summary.startswith("88 % of the foresight ran beside a verification; medians of 3 rounds: round 11")
@@ -87,8 +87,8 @@ def test_labels_name_the_block():
 
 def test_fused_rounds_overlap_nothing():
     fused = Timeline.of_events([Event("round", "gpu 0", n, 0.01 * n, 0.01 * n + 0.008) for n in (1, 2, 3)])
-    assert fused.overlap_ms() == fused.exposed_ms() == []
-    assert fused.exposed_draft_ms is fused.overlap_share is None
+    assert fused.overlap_ms() == fused.waits_ms() == []
+    assert fused.target_wait_ms is fused.overlap_share is None
     assert fused.round_ms == pytest.approx(10)
     assert "--draft-device" in fused.summary
     assert "too few" in Timeline(()).summary
@@ -199,11 +199,11 @@ def phases_of(model, **options) -> PhaseTimes:
     return PhaseTimes(8, 16, 3, ar_ms=2.0, verify_ms=3.0, draft_ms=50.0, repeats=1)
 
 
-def test_comparison_takes_the_exposed_draft_from_the_timeline(pipelined, monkeypatch):
+def test_exposed_draft_is_the_round_less_a_verification_alone(pipelined, monkeypatch):
     monkeypatch.setattr("jetspec_jax.evaluation.compare.measure_phases", phases_of)
     comparison = compare(pipelined, [PROMPT], PARAMS)
     (run,) = comparison.runs
-    exposed = run.timeline.exposed_draft_ms
+    exposed = max(0.0, run.timeline.round_ms - 3.0)
     assert run.outputs[0].stats.exposed_draft_ms == run.exposed_draft_ms == exposed != 50.0
     assert run.break_even_tau == pytest.approx((3.0 + exposed) / 2.0)
     assert 0 < run.hit_rate < 1
@@ -226,15 +226,15 @@ def bench(pipelined, timeline, tmp_path, monkeypatch):
     jax.config.update("jax_compilation_cache_dir", before)
 
 
-def test_bench_writes_the_timeline_and_its_plot(bench, capsys, tmp_path):
+def test_bench_writes_the_timeline_and_its_plot(bench, timeline, capsys, tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "out.json"
     assert bench("--drafter", "jetspec++", "--draft-device", "1", "--timeline", str(path)) == 0
     out = capsys.readouterr().out
     record = json.loads(out.strip().splitlines()[-1])
     assert record["timeline"]["num_drafts"] == 2
-    assert record["timeline"]["exposed_draft_ms"] == pytest.approx(3)
-    assert record["runs"][1]["exposed_draft_ms"] == pytest.approx(3)
+    assert record["timeline"]["target_wait_ms"] == pytest.approx(3)
+    assert record["runs"][1]["exposed_draft_ms"] == pytest.approx(timeline.round_ms - 3.0)
     assert "88 % of the foresight ran beside a verification" in " ".join(out.split())
     assert "hits" in out
     assert {event["ph"] for event in json.loads(path.read_text())["traceEvents"]} == {"M", "X"}
