@@ -3,7 +3,7 @@
 Programs are queued without waiting, so the host's clock says little about them. Here **ends are measured**: a thread
 per device waits for an output of each program (`timeline_recorder.py`). **Starts are derived**: a program starts when
 it has been dispatched, the one before it on the same device has ended, and so have those whose results it needs. A span
-therefore contains the launch of its program and the hand-over of its inputs from the other device, and an overlap is the
+therefore contains the launch of its program and the hand-over of its inputs from the other device; an overlap is the
 most that the measured ends allow. How much drafting costs a round is measured apart: `compare.Run.exposed_draft_ms`.
 """
 
