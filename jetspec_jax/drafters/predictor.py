@@ -14,7 +14,6 @@ from jetspec_jax.models.stack import Segment
 
 
 @runtime_checkable
-@runtime_checkable
 class Predictor(Protocol):
     """Tapped states and next-token logits of unverified rows. All methods but the first two run inside traces.
 

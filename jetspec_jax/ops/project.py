@@ -29,7 +29,9 @@ def project(
     out_dtype = out_dtype or x.dtype
     if weight.ndim == 2:
         return jnp.einsum("...i,oi->...o", x, weight, precision=HIGHEST, preferred_element_type=out_dtype)
-    rows = x.reshape(-1, x.shape[-1])
+    # Two products of one weight in one program (two passes of a draft, say) would otherwise share the broadcast below,
+    # and what is shared is stored: rows times the weight.
+    rows, weight = jax.lax.optimization_barrier((x.reshape(-1, x.shape[-1]), weight))
     # Written as a sum of products, which the compiler turns into one loop nest over the panels; a dot would be packed.
     products = weight[:, None] * rows[None, :, :, None]  # [panels, rows, I, P], never in memory
     y = jnp.sum(products, axis=2, dtype=out_dtype)  # [panels, rows, P]

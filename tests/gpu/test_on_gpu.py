@@ -10,12 +10,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import jetspec_jax
+from jetspec_jax.config import adapter_config_for, draft_config_for
+from jetspec_jax.drafters import JetSpecPP
+from jetspec_jax.drafting_config import DraftingConfig, RefineConfig
 from jetspec_jax.evaluation.lossless import check_lossless
 from jetspec_jax.language_model import LanguageModel
+from jetspec_jax.models.adapter import Adapter
+from jetspec_jax.models.draft import Draft
 from jetspec_jax.sampling_params import SamplingParams
-from jetspec_jax.testing import tiny_target
+from jetspec_jax.testing import tiny_config, tiny_target
 
 pytestmark = pytest.mark.gpu
 
@@ -97,6 +103,32 @@ def test_bf16_text_is_lossless_up_to_ties(source, temperature):
     output = model.generate(PROMPT, params)
     report = check_lossless(model, output.prompt_token_ids, output.token_ids, params)
     assert report.is_lossless, report.verdict
+
+
+@pytest.mark.parametrize("driver", ["fused", "pipelined"])
+@pytest.mark.parametrize(("dtype", "temperature"), [("float32", 0.0), ("bfloat16", 0.0), ("bfloat16", 1.0)])
+def test_jetspecpp_is_lossless(dtype, temperature, driver):
+    """Draft, adapter, decoder in the target's dtype; pipelined on the last GPU, which may be the only one."""
+    config = tiny_config(num_layers=4, taps=(0, 2))
+    target = tiny_target(config)
+    graph, state = nnx.split(target)
+    target = nnx.merge(graph, jax.tree.map(lambda x: x.astype(dtype), state))
+    drafter = JetSpecPP(
+        Draft(draft_config_for(config, num_layers=1), dtype=dtype, rngs=nnx.Rngs(0)),
+        Adapter.from_target(target, adapter_config_for(config, layers_per_module=(1, 2))),
+        drafting=DraftingConfig(num_drafts=7, num_outcomes=4, refine=RefineConfig.parse("J3-R3")),
+    )
+    plain = LanguageModel(target, drafter=None)
+    model = plain.with_drafter(drafter, draft_device=jax.devices()[-1] if driver == "pipelined" else None)
+    params = SamplingParams(max_new_tokens=120, temperature=temperature, seed=0)
+    output = model.generate([5, 6, 7], params)
+    assert output.stats.tau > 1.5
+    assert output.stats.hit_rate > 0.3
+    if dtype == "float32":
+        assert output.token_ids == plain.generate([5, 6, 7], params).token_ids
+    else:
+        report = check_lossless(model, output.prompt_token_ids, output.token_ids, params)
+        assert report.is_lossless, report.verdict
 
 
 def test_user_functions_may_close_over_device_arrays():

@@ -97,3 +97,14 @@ def test_first_argmax_of_nan_has_nan_maximum_and_a_valid_index():
     assert np.isnan(top[0])
     assert 0 <= int(index[0]) < 3
     assert (int(index[1]), float(top[1])) == (2, 2.0)
+
+
+def test_a_weight_used_twice_in_a_program_is_not_blown_up():
+    """Two passes over one weight: nothing of the size rows x weight may be stored between them."""
+    weight = jnp.asarray(to_panels(np.ones((512, 256), np.float32)))
+
+    def twice(x, weight):
+        return project(jnp.tanh(project(x, weight)[:, :256]), weight)
+
+    compiled = jax.jit(twice).lower(jnp.ones((16, 256)), weight).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < weight.nbytes
