@@ -5,8 +5,8 @@ from pathlib import Path
 
 from jetspec_jax.evaluation.timeline import Span, Timeline
 
-# Six rounds, from the third on if there are so many: the first ones fill the pipeline.
-NUM_ROUNDS, NUM_WARM_UP = 6, 2
+# Six rounds from the middle of the run: the first ones fill the pipeline, while the host still catches up.
+NUM_ROUNDS = 6
 COLOURS = {
     "verify": "#1f4e79",
     "foresee": "#c55a11",
@@ -74,7 +74,7 @@ def shown(timeline: Timeline) -> list[Span]:
     if not spans:
         raise ValueError("no round was recorded, so there is nothing to plot")
     last = max(span.round for span in spans)
-    first = max(1, min(1 + NUM_WARM_UP, last - NUM_ROUNDS + 1))
+    first = max(1, (last - NUM_ROUNDS) // 2 + 1)
     return [span for span in spans if first <= span.round < first + NUM_ROUNDS]
 
 

