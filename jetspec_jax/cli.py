@@ -137,7 +137,9 @@ def _add_drafting(parser: argparse.ArgumentParser) -> None:
         help="blocks prepared a round for likely outcomes (default 4); 0 drafts after the verification",
     )
     group.add_argument("--miss-policy", default=None, choices=get_args(MissPolicy), help="default: fallback")
-    group.add_argument("--outcome-rule", default=None, choices=get_args(OutcomeRule), help="default: uncalibrated")
+    # The calibrated rule needs a fitted calibration, which no shipped weights have yet.
+    rules = [rule for rule in get_args(OutcomeRule) if rule != "calibrated"]
+    group.add_argument("--outcome-rule", default=None, choices=rules, help="default: uncalibrated")
     group.add_argument(
         "--no-coupled-noise",
         dest="couple_noise",

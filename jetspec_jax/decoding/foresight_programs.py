@@ -112,19 +112,10 @@ class ForesightPrograms(Programs):
 class FusedPrograms(ForesightPrograms):
     """Verification and foresight in one program on one device: the same text and blocks, nothing hidden."""
 
-    def prefill(self, state: Any, last_x, chunk_len: int, start, params: RowParams, spec: SamplingSpec) -> Any:
-        """Runs one prompt chunk through target and draft side."""
-
-        def program(target_leaves, draft_leaves, state, last_x, start, params):
-            target = self.definition.merge(target_leaves)
-            kept, last_x, out, rows = prefill_chunk(target, state.target, last_x, chunk_len, start, params, spec)
-            side = state.draft.side
-            caches = self.drafter.observe(draft_leaves, target.decoder(), side.caches, rows)
-            return DecodeState(kept, Ahead(replace(side, caches=caches), None, None)), last_x, out
-
-        key = (state.target.tokens.shape, chunk_len, spec, shapes(params))
-        args = (self.target_leaves, self.draft_leaves, state, last_x, start, params)
-        return self.executables.run("prefill", key, program, args, donated=(2, 3), device=self.device)
+    def observe(self, leaves: Leaves, decoder: Decoder, draft: Ahead, rows: ContextRows) -> Ahead:
+        """Takes in rows of the prompt; for use inside programs."""
+        caches = self.drafter.observe(leaves, decoder, draft.side.caches, rows)
+        return replace(draft, side=replace(draft.side, caches=caches))
 
     def start(self, state: Any, params: RowParams, spec: SamplingSpec) -> Any:
         """Drafts the first block."""

@@ -18,9 +18,10 @@ from jetspec_jax.decoding.executables import Executables, shapes, types
 from jetspec_jax.decoding.proposal import Proposal, report
 from jetspec_jax.decoding.round import prefill_chunk, verify_round
 from jetspec_jax.decoding.row_params import RowParams, SamplingSpec
-from jetspec_jax.decoding.state import RoundOutput, RoundState, Verdict
+from jetspec_jax.decoding.state import ContextRows, RoundOutput, RoundState, Verdict
 from jetspec_jax.decoding.verify import NO_TOKEN
 from jetspec_jax.drafters.protocol import Drafter, DraftView
+from jetspec_jax.models.decoder import Decoder
 from jetspec_jax.models.functional import Leaves, ModuleDef
 from jetspec_jax.models.target import Target
 
@@ -125,7 +126,7 @@ class Programs:
         def program(target_leaves, draft_leaves, state, last_x, start, params):
             target = self.definition.merge(target_leaves)
             kept, last_x, out, rows = prefill_chunk(target, state.target, last_x, chunk_len, start, params, spec)
-            draft = self.drafter.observe(draft_leaves, target.decoder(), state.draft, rows)
+            draft = self.observe(draft_leaves, target.decoder(), state.draft, rows)
             return DecodeState(kept, draft), last_x, out
 
         key = (state.target.tokens.shape, chunk_len, spec, shapes(params))
@@ -156,6 +157,10 @@ class Programs:
         key = (state.target.tokens.shape, spec, shapes(params))
         args = (self.target_leaves, self.draft_leaves, state, active, params)
         return self.executables.run("round", key, program, args, donated=(2,), device=self.device)
+
+    def observe(self, leaves: Leaves, decoder: Decoder, draft: Any, rows: ContextRows) -> Any:
+        """Lets the draft side take in rows of the prompt; for use inside programs."""
+        return self.drafter.observe(leaves, decoder, draft, rows)
 
     def verify(
         self, target: Target, state: RoundState, drafts: Int[Array, "B G"], active, params, spec
