@@ -108,7 +108,7 @@ def test_chrome_trace_is_valid(timeline):
 
 
 def test_plot_is_a_picture(timeline, tmp_path):
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="plots need the notebooks extra, which CI installs")
     timeline.plot(tmp_path / "timeline.png")
     data = (tmp_path / "timeline.png").read_bytes()
     assert data.startswith(b"\x89PNG")
@@ -227,7 +227,7 @@ def bench(pipelined, timeline, tmp_path, monkeypatch):
 
 
 def test_bench_writes_the_timeline_and_its_plot(bench, timeline, capsys, tmp_path):
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="plots need the notebooks extra, which CI installs")
     path = tmp_path / "out.json"
     assert bench("--drafter", "jetspec++", "--draft-device", "1", "--timeline", str(path)) == 0
     out = capsys.readouterr().out
