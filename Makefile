@@ -1,7 +1,7 @@
 .PHONY: demo test lint format slow notebooks clean
 
 # What the environment holds: everything the demo, the tests and the notebooks need.
-EXTRAS = data notebooks dev
+EXTRAS = data train notebooks dev
 PYTHON = .venv/bin/python
 
 # Real text from a real model (SmolLM2-135M-Instruct), speculative beside plain decoding.

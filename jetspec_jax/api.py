@@ -7,9 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jetspec_jax.checkpoints.drafter_files import read_parts
 from jetspec_jax.checkpoints.loading import load_target
-from jetspec_jax.checkpoints.resolve import resolve
-from jetspec_jax.drafters import DRAFTER_NAMES
+from jetspec_jax.checkpoints.resolve import resolve, resolve_drafter
+from jetspec_jax.drafters.naming import AUTO, check_drafter_spec, is_folder_spec
 from jetspec_jax.drafting_config import DraftingConfig
 from jetspec_jax.language_model import LanguageModel
 from jetspec_jax.outputs import GenerationOutput, StreamChunk
@@ -24,7 +25,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 def load(
     source: str | Path,
     *,
-    drafter: Any = "ngram",
+    drafter: Any = AUTO,
     num_drafts: int | None = None,
     drafting: DraftingConfig | None = None,
     dtype: Any = None,
@@ -44,7 +45,8 @@ def load(
         drafter, num_drafts, drafting, max_len, max_batch, draft_device: see `LanguageModel`.
         dtype: of weights and activations, float32, bfloat16 or float16; None takes bfloat16 on accelerators and
             float32 on CPU.
-        taps: target layers (0-based, by their outputs) handed to the draft; None takes five, evenly spaced.
+        taps: target layers (0-based, by their outputs) handed to the draft; None takes those of a drafter that is given
+            by its folder, else five, evenly spaced.
         device: where the target lives; None takes the first device.
         cache_dir: where a GGUF file's conversion is kept; None takes `~/.cache/jetspec_jax`.
         progress: show progress bars; None shows them if stderr is a terminal.
@@ -58,9 +60,10 @@ def load(
         dtype = jnp.float32 if device.platform == "cpu" else jnp.bfloat16
     if jnp.dtype(dtype).name not in DTYPES:
         raise ValueError(f"dtype {jnp.dtype(dtype).name!r} is not supported ({', '.join(DTYPES)})")
-    if isinstance(drafter, str) and drafter not in DRAFTER_NAMES:
-        raise ValueError(f"unknown drafter {drafter!r}; known: {', '.join(DRAFTER_NAMES)}, a Drafter, or a function")
+    check_drafter_spec(drafter)
     checkpoint = resolve(source)
+    if taps is None and is_folder_spec(drafter):
+        taps = read_parts(resolve_drafter(drafter))[0].target.taps
     with Progress(progress) as bar:
         target = load_target(
             checkpoint,

@@ -1,4 +1,4 @@
-"""`jetspec generate | bench | check-lossless | inspect`: arguments in, one command out."""
+"""`jetspec generate | bench | check-lossless | demo | inspect | convert`: arguments in, one command out."""
 
 import argparse
 import logging
@@ -35,7 +35,7 @@ def _set_up(args: argparse.Namespace) -> None:
     # transformers tells at import that PyTorch is missing; nothing here wants it.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    if args.command == "inspect":
+    if args.command in ("inspect", "convert"):
         return
     import jax
 
@@ -94,9 +94,17 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(run=_lazy("demo"))
 
     inspect = commands.add_parser("inspect", help="architecture, keys, sizes, and what would be refused")
-    inspect.add_argument("source", help="folder, .gguf file, package or Hugging Face id")
+    inspect.add_argument("source", help="folder (of a model or a drafter), .gguf file, package or Hugging Face id")
     inspect.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
     inspect.set_defaults(run=_lazy("inspect"))
+
+    convert = commands.add_parser("convert", help="make a drafter folder of a public DFlash or JetSpec draft")
+    convert.add_argument("source", help="folder or Hugging Face id of the draft")
+    convert.add_argument("out", type=Path, help="drafter folder to write")
+    convert.add_argument("--target", required=True, help="the model it drafts for, named as for generate")
+    convert.add_argument("--storage", default="bfloat16", choices=["float32", "bfloat16", "int8"])
+    convert.add_argument("--max-shard-mb", type=int, default=4000, help="limit of one file, 10^6 bytes")
+    convert.set_defaults(run=_lazy("convert"))
     return parser
 
 
@@ -114,7 +122,13 @@ def _lazy(name: str):
 def _add_model(parser: argparse.ArgumentParser, *, with_num_drafts: bool = True) -> None:
     group = parser.add_argument_group("model")
     group.add_argument("--model", default=DEFAULT_MODEL, help="folder, .gguf file, package or Hugging Face id")
-    group.add_argument("--drafter", default="ngram", choices=["autoregressive", "ngram", "parallel", "jetspec++"])
+    group.add_argument(
+        "--drafter",
+        default="auto",
+        metavar="NAME",
+        help="autoregressive, ngram, parallel, jetspec++, a drafter's folder or Hugging Face id, or auto (default): "
+        "jetspec++ if weights for the model are shipped, else ngram",
+    )
     if with_num_drafts:
         group.add_argument("--num-drafts", type=int, default=None, help="tokens drafted per round")
     group.add_argument("--dtype", default=None, choices=["float32", "bfloat16"], help="default: by device")
@@ -137,9 +151,10 @@ def _add_drafting(parser: argparse.ArgumentParser) -> None:
         help="blocks prepared a round for likely outcomes (default 4); 0 drafts after the verification",
     )
     group.add_argument("--miss-policy", default=None, choices=get_args(MissPolicy), help="default: fallback")
-    # The calibrated rule needs a fitted calibration, which no shipped weights have yet.
-    rules = [rule for rule in get_args(OutcomeRule) if rule != "calibrated"]
-    group.add_argument("--outcome-rule", default=None, choices=rules, help="default: uncalibrated")
+    rules = get_args(OutcomeRule)
+    group.add_argument(
+        "--outcome-rule", default=None, choices=rules, help="default: calibrated if the drafter has a calibration"
+    )
     group.add_argument(
         "--no-coupled-noise",
         dest="couple_noise",

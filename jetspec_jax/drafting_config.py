@@ -9,6 +9,8 @@ MissPolicy = Literal["fallback", "refined_fallback", "soft_miss"]
 Conditioning = Literal["effective_anchor", "double"]
 Rewritten = Literal["keep", "renoise"]
 
+DECISION_TEMPERATURE = 0.25
+
 
 def _check(name: str, value: str, options: object) -> None:
     if value not in get_args(options):
@@ -74,11 +76,13 @@ class DraftingConfig:
         miss_policy: what is proposed when the outcome was not prepared for. `fallback`: one pass with the true states;
             `refined_fallback`: that, refined; `soft_miss`: the likeliest prepared block of the same accepted length,
             with the true anchor in the wrong one's place (no draft call, nothing if there is none).
-        outcome_rule: how outcomes are scored (handbook 7.6).
+        outcome_rule: how outcomes are scored (handbook 7.6); None is `calibrated` where the drafter has a calibration,
+            else `uncalibrated`.
         acceptance_prior: α of the rules with a fixed length law.
         decision_temperature: how sure the decoder is taken to be where the draw is decided by logits and known noise
             (greedy, or coupled noise): divides its logits in outcome scores. Small is sure. Sampling without coupling
-            is left to chance, that is to the distribution itself.
+            is left to chance, that is to the distribution itself. None takes what the calibration was fitted with,
+            0.25 without one.
         couple_noise: at T > 0 add the draw's own position noise to the logits of draft and decoder, so that they agree
             with the target's draw more often. The text does not depend on it.
         keep_trace: hand the trace of every pass to the host.
@@ -88,9 +92,9 @@ class DraftingConfig:
     refine: RefineConfig = field(default_factory=RefineConfig)
     num_outcomes: int = 4
     miss_policy: MissPolicy = "fallback"
-    outcome_rule: OutcomeRule = "uncalibrated"
+    outcome_rule: OutcomeRule | None = None
     acceptance_prior: float = 0.8
-    decision_temperature: float = 0.25
+    decision_temperature: float | None = None
     couple_noise: bool = True
     keep_trace: bool = False
 
@@ -101,10 +105,17 @@ class DraftingConfig:
             raise ValueError(f"num_outcomes={self.num_outcomes} must not be negative")
         if not 0 < self.acceptance_prior < 1:
             raise ValueError(f"acceptance_prior={self.acceptance_prior} must be between 0 and 1")
-        if self.decision_temperature <= 0:
+        if self.decision_temperature is not None and self.decision_temperature <= 0:
             raise ValueError(f"decision_temperature={self.decision_temperature} must be positive")
         _check("miss_policy", self.miss_policy, MissPolicy)
-        _check("outcome_rule", self.outcome_rule, OutcomeRule)
+        if self.outcome_rule is not None:
+            _check("outcome_rule", self.outcome_rule, OutcomeRule)
+
+    def resolved(self, *, is_calibrated: bool) -> "DraftingConfig":
+        """The same with what was left to the drafter filled in, for one with or without a calibration."""
+        rule = self.outcome_rule or ("calibrated" if is_calibrated else "uncalibrated")
+        temperature = DECISION_TEMPERATURE if self.decision_temperature is None else self.decision_temperature
+        return replace(self, outcome_rule=rule, decision_temperature=temperature)
 
     @property
     def needs_predictor(self) -> bool:
@@ -117,3 +128,7 @@ class DraftingConfig:
         if self.miss_policy == "refined_fallback":
             return self.refine
         return replace(self.refine, num_passes=0, num_refreshes=0)
+
+
+# The defaults without foresight: for one device, where drafting ahead has nothing to hide behind.
+AT_CRITICAL_PATH = DraftingConfig(num_outcomes=0)

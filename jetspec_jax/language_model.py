@@ -15,6 +15,7 @@ from jetspec_jax.decoding.row_params import sampling_spec
 from jetspec_jax.decoding.stats import DecodeStats
 from jetspec_jax.decoding.walk import TextWalk
 from jetspec_jax.drafters import JetSpecPP, as_drafter
+from jetspec_jax.drafters.naming import AUTO
 from jetspec_jax.drafting_config import DraftingConfig
 from jetspec_jax.models.functional import place, split
 from jetspec_jax.models.target import Target
@@ -43,11 +44,13 @@ class LanguageModel:
     Args:
         target: the target model.
         tokenizer: None if prompts are ids and no text is wanted.
-        drafter: a name, a `Drafter`, or a traceable function `(tokens [S], length []) -> [num_drafts]`. Names are
-            `autoregressive`, `ngram` and, with random weights (give a `JetSpecPP` over trained ones), `parallel` and
-            `jetspec++`.
+        drafter: a name, the folder or Hugging Face id of trained weights, a `Drafter`, or a traceable function
+            `(tokens [S], length []) -> [num_drafts]`. Names are `autoregressive`, `ngram`, `parallel` and `jetspec++`
+            (these two with the weights that are shipped for the target, random ones without), and `auto`: `jetspec++`
+            if there are such weights, else `ngram`.
         num_drafts: tokens to draft per round; None takes the drafter's own default.
-        drafting: refinement, foresight and miss policy of `jetspec++`; None takes the defaults.
+        drafting: refinement, foresight and miss policy of `jetspec++`; None takes the drafter's defaults, which draft
+            ahead only with a `draft_device`.
         max_len: longest prompt plus output in tokens; None takes the target's limit.
         max_batch: most requests decoded together; longer lists are decoded in groups.
         device: where the target lives; None takes the first device.
@@ -60,7 +63,7 @@ class LanguageModel:
         target: Target,
         tokenizer: Tokenizer | None = None,
         *,
-        drafter: Any = "ngram",
+        drafter: Any = AUTO,
         num_drafts: int | None = None,
         drafting: DraftingConfig | None = None,
         max_len: int | None = None,
@@ -104,7 +107,7 @@ class LanguageModel:
     def _use(self, drafter: Any, num_drafts: int | None, drafting: DraftingConfig | None, draft_device) -> None:
         # Random weights are made where they will be used.
         with jax.default_device(self.device if draft_device is None else draft_device):
-            options = {"num_drafts": num_drafts, "drafting": drafting}
+            options = {"num_drafts": num_drafts, "drafting": drafting, "drafts_ahead": draft_device is not None}
             drafter = as_drafter(drafter, target=self.config, dtype=self.dtype, **options)
         if drafter.num_drafts >= self.max_len:
             raise ValueError(f"num_drafts={drafter.num_drafts} does not fit a context of {self.max_len} tokens")

@@ -104,6 +104,7 @@ def test_inspect_says_what_would_be_refused(capsys, folder, tmp_path):
 
 
 FORESEEING = ["generate", "a", "--drafter", "jetspec++"]
+NGRAM = ["generate", "a", "--drafter", "ngram"]
 
 
 @pytest.mark.parametrize(
@@ -118,17 +119,17 @@ FORESEEING = ["generate", "a", "--drafter", "jetspec++"]
         pytest.param(["bench", "a", "--num-drafts", "0"], "must be positive", id="bench-without-drafts"),
         pytest.param(["bench", "a", "--temperature", "1"], "give --seed", id="bench-unseeded"),
         pytest.param(["check-lossless", "a", "--temperature", "1"], "needs --seed", id="check-unseeded"),
-        pytest.param(["generate", "a", "--refine", "J1-R1"], "--refine is for --drafter jetspec++", id="refine-ngram"),
+        pytest.param([*NGRAM, "--refine", "J1-R1"], "--refine is for --drafter jetspec++", id="refine-ngram"),
         pytest.param(
             ["check-lossless", "a", "--drafter", "parallel", "--outcomes", "0"],
             "--outcomes is for --drafter jetspec++, not parallel",
             id="outcomes-parallel",
         ),
-        pytest.param(["bench", "a", "--miss-policy", "soft_miss"], "--miss-policy is for", id="miss-policy-ngram"),
-        pytest.param(["generate", "a", "--outcome-rule", "uniform"], "--outcome-rule is for", id="outcome-rule-ngram"),
-        pytest.param(["generate", "a", "--no-coupled-noise"], "--no-coupled-noise is for", id="noise-ngram"),
-        pytest.param(["generate", "a", "--draft-device", "1"], "--draft-device is for", id="draft-device-ngram"),
-        pytest.param(["generate", "a", "--trace"], "--trace shows how blocks are refined", id="trace-ngram"),
+        pytest.param([*NGRAM, "--miss-policy", "soft_miss"], "--miss-policy is for", id="miss-policy-ngram"),
+        pytest.param([*NGRAM, "--outcome-rule", "uniform"], "--outcome-rule is for", id="outcome-rule-ngram"),
+        pytest.param([*NGRAM, "--no-coupled-noise"], "--no-coupled-noise is for", id="noise-ngram"),
+        pytest.param([*NGRAM, "--draft-device", "1"], "--draft-device is for", id="draft-device-ngram"),
+        pytest.param([*NGRAM, "--trace"], "--trace shows how blocks are refined", id="trace-ngram"),
         pytest.param([*FORESEEING, "--refine", "J1R1"], "'J1R1' is not of the form", id="bad-refine"),
         pytest.param([*FORESEEING, "--refine", "J1-R2"], "need 0 <= refreshes <= passes", id="more-refreshes"),
         pytest.param([*FORESEEING, "--outcomes", "-1"], "num_outcomes=-1 must not be negative", id="negative-outcomes"),
@@ -138,7 +139,14 @@ FORESEEING = ["generate", "a", "--drafter", "jetspec++"]
             [*FORESEEING, "--draft-device", "1", "--outcomes", "0"], "prepares nothing ahead", id="device-for-nothing"
         ),
         pytest.param([*FORESEEING, "--trace", "--show-blocks"], "one of --trace and --show-blocks", id="trace-blocks"),
-        pytest.param(["bench", "a", "--timeline", "t.json"], "it needs --drafter jetspec++", id="timeline-ngram"),
+        pytest.param(
+            ["bench", "a", "--drafter", "ngram", "--timeline", "t.json"],
+            "it needs --drafter jetspec++",
+            id="timeline-ngram",
+        ),
+        pytest.param(
+            ["generate", "a", "--drafter", "ngramm"], "unknown drafter 'ngramm'; known:", id="unknown-drafter"
+        ),
         pytest.param(
             ["bench", "a", "--drafter", "jetspec++", "--outcomes", "0", "--timeline", "t.json"],
             "with --outcomes 1 or more",

@@ -37,6 +37,7 @@ class InspectReport:
         kind, path: format and place, see `Checkpoint`.
         architecture: as the checkpoint names itself.
         config: the config a target would be built with.
+        details: what else is to be said, as pairs of a heading and a line.
         tensors: every tensor of the file.
         problems: everything that loading would refuse; empty for a sound checkpoint.
     """
@@ -46,6 +47,7 @@ class InspectReport:
     path: Path | None = None
     architecture: str | None = None
     config: TargetConfig | None = None
+    details: tuple[tuple[str, str], ...] = ()
     tensors: tuple[TensorInfo, ...] = ()
     problems: tuple[str, ...] = ()
 
@@ -60,7 +62,7 @@ class InspectReport:
         return sum(tensor.num_bytes for tensor in self.tensors)
 
 
-class _Attempts:
+class Attempts:
     """Runs steps and keeps what went wrong."""
 
     def __init__(self):
@@ -84,7 +86,7 @@ def inspect_checkpoint(source: str | Path, *, taps: Sequence[int] | None = None)
         source: folder, `.gguf` file, package or hub id.
         taps: tapped layers to check against the config.
     """
-    attempts = _Attempts()
+    attempts = Attempts()
     checkpoint = attempts.run(resolve, source)
     if checkpoint is None:
         return InspectReport(source=str(source), problems=tuple(attempts.problems))
@@ -101,7 +103,7 @@ def inspect_checkpoint(source: str | Path, *, taps: Sequence[int] | None = None)
         path=checkpoint.path,
         architecture=str((hf_config.get("architectures") or [hf_config.get("model_type")])[0]) if hf_config else None,
         config=config,
-        tensors=_tensors(reader) if reader is not None else (),
+        tensors=tensors_of(reader) if reader is not None else (),
         problems=tuple(attempts.problems),
     )
 
@@ -112,7 +114,8 @@ def _hf_config(checkpoint: Checkpoint, reader: Any) -> dict[str, Any] | None:
     return hf_config_from_gguf(reader) if reader is not None else None
 
 
-def _tensors(reader: TensorReader) -> tuple[TensorInfo, ...]:
+def tensors_of(reader: TensorReader) -> tuple[TensorInfo, ...]:
+    """Every tensor of a file."""
     keys = reader.keys()
     return tuple(TensorInfo(key, reader.shape(key), reader.stored_type(key), reader.num_bytes(key)) for key in keys)
 
@@ -148,7 +151,7 @@ def _summary(report: InspectReport) -> list[tuple[str, str]]:
         ("parameters", f"{report.num_parameters / 1e6:,.1f} M in {report.num_bytes / 1e6:,.1f} MB"),
     ]
     if (config := report.config) is None:
-        return lines
+        return [*lines, *report.details]
     shape = config.shape
     heads = f"{shape.num_heads} query, {shape.num_kv_heads} key/value, size {shape.head_dim}"
     head = "tied to the embedding" if config.tie_word_embeddings else "separate"

@@ -1,4 +1,4 @@
-"""Finds a model on this machine or on the hub: folder, `.gguf` file, installed package, or hub id.
+"""Finds a model on this machine or on the hub: folder, `.gguf` file, installed package, or hub id; drafters likewise.
 
 Only locates; `loading.py` opens. Packages are searched without importing them (theirs may import llama.cpp).
 """
@@ -6,6 +6,7 @@ Only locates; `loading.py` opens. Packages are searched without importing them (
 import importlib.metadata
 import importlib.util
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -31,6 +32,10 @@ HUB_PATTERNS = [
     "chat_template*",
 ]
 
+# What a drafter folder consists of (`drafter_files.py`).
+DRAFTER_PATTERNS = ["draft/*", "adapter/*", "calibration.json"]
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -45,6 +50,11 @@ class Checkpoint:
     kind: Literal["safetensors", "gguf"]
     path: Path
     source: str
+
+    @property
+    def name(self) -> str:
+        """For people: the file or folder alone for something on this machine, else what was asked for."""
+        return self.path.name if Path(self.source).expanduser().exists() else self.source
 
 
 def resolve(source: str | Path) -> Checkpoint:
@@ -64,9 +74,9 @@ def resolve(source: str | Path) -> Checkpoint:
     if isinstance(source, str) and re.fullmatch(r"[A-Za-z0-9][\w.-]*", name) and path.suffix != ".gguf":
         if found := _from_package(name, checked):
             return found
-    elif isinstance(source, str) and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name) and path.suffix != ".gguf":
-        if found := _from_hub(name, checked):
-            return found
+    elif isinstance(source, str) and HUB_ID.fullmatch(name) and path.suffix != ".gguf":
+        if folder := _from_hub(name, HUB_PATTERNS, _missing_files, checked):
+            return Checkpoint("safetensors", folder, name)
     else:
         checked.append("neither a package name nor a Hugging Face id")
     raise ValueError(f"model {name!r} not found: expected {FORMS}; checked: {'; '.join(checked)}")
@@ -112,17 +122,47 @@ def _from_package(name: str, checked: list[str]) -> Checkpoint | None:
     return Checkpoint("gguf", ggufs[0], name)
 
 
-def _from_hub(name: str, checked: list[str]) -> Checkpoint | None:
+def _from_hub(
+    name: str, patterns: Sequence[str], missing_of: Callable[[Path], list[str]], checked: list[str]
+) -> Path | None:
     """The hub's local cache first, so that a model once fetched needs no network; then the hub."""
     from huggingface_hub import snapshot_download
 
     for where, local in (("local cache", True), ("hub", False)):
         try:
-            folder = Path(snapshot_download(name, allow_patterns=HUB_PATTERNS, local_files_only=local))
+            folder = Path(snapshot_download(name, allow_patterns=list(patterns), local_files_only=local))
         except Exception as error:  # the client raises a dozen kinds; all of them end up in the message
             checked.append(f"Hugging Face {where}: {type(error).__name__}: {str(error).strip().partition('\n')[0]}")
             continue
-        if not (missing := _missing_files(folder)):
-            return Checkpoint("safetensors", folder, name)
+        if not (missing := missing_of(folder)):
+            return folder
         checked.append(f"Hugging Face {where}: {folder} has no {' and no '.join(missing)}")
     return None
+
+
+def resolve_drafter(source: str | Path) -> Path:
+    """Locates a drafter folder, on this machine or by its Hugging Face id.
+
+    Raises:
+        ValueError: nothing found, or something that is no drafter folder.
+    """
+    name, path = str(source), Path(source).expanduser()
+    if path.is_dir():
+        if missing := _missing_drafter_files(path):
+            hint = "; a public DFlash or JetSpec draft must go through `jetspec convert` first"
+            hint = hint if (path / "config.json").is_file() else ""
+            raise ValueError(f"{path} is no drafter folder: no {' and no '.join(missing)}{hint}")
+        return path
+    checked = [f"no folder {path}"]
+    if isinstance(source, str) and HUB_ID.fullmatch(name):
+        if folder := _from_hub(name, DRAFTER_PATTERNS, _missing_drafter_files, checked):
+            return folder
+    else:
+        checked.append("not a Hugging Face id")
+    raise ValueError(f"drafter {name!r} not found: expected a drafter folder or its id; checked: {'; '.join(checked)}")
+
+
+def _missing_drafter_files(folder: Path) -> list[str]:
+    """What a drafter folder lacks; a part that is there must be whole."""
+    parts = ["draft", *["adapter"] * (folder / "adapter").is_dir()]
+    return [f"{part}/{file}" for part in parts for file in _missing_files(folder / part)]

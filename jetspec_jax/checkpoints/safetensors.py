@@ -6,7 +6,7 @@ says is refused at opening (bug case C26: a mapped, truncated file reads as zero
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,9 @@ import numpy as np
 from jetspec_jax.checkpoints.reader import CheckpointError, read_bytes
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+
+# Upper bounds of what a header takes, for the file and for each of its tensors besides the name.
+_HEADER_BYTES, _ENTRY_BYTES = 128, 160
 
 DTYPES = {
     "F64": np.dtype(np.float64),
@@ -186,7 +189,7 @@ def write_safetensors(
     """
     header, end = {"__metadata__": {"format": "pt"}}, 0
     for key, (dtype, shape) in specs.items():
-        num_bytes = math.prod(shape) * dtype.itemsize
+        num_bytes = _num_bytes(dtype, shape)
         header[key] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [end, end + num_bytes]}
         end += num_bytes
     text = json.dumps(header).encode()
@@ -197,3 +200,54 @@ def write_safetensors(
             if array.dtype != dtype or array.shape != shape:
                 raise ValueError(f"{key!r}: expected {dtype}{list(shape)}, got {array.dtype}{list(array.shape)}")
             file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+
+def write_shards(
+    folder: Path,
+    specs: Mapping[str, tuple[np.dtype, tuple[int, ...]]],
+    read: Callable[[str], np.ndarray],
+    max_bytes: int,
+) -> None:
+    """Writes `model.safetensors`, or shards and their index, each file of at most `max_bytes`.
+
+    Args:
+        folder: where to.
+        specs: dtype and shape of each key.
+        read: gives one tensor; called once for each.
+        max_bytes: limit of one file, header included.
+
+    Raises:
+        ValueError: one tensor alone is larger.
+    """
+    shards = _split(specs, max_bytes)
+    if len(shards) == 1:
+        write_safetensors(folder / SINGLE_FILE, specs, map(read, specs))
+        return
+    weight_map = {}
+    for number, keys in enumerate(shards, start=1):
+        name = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        write_safetensors(folder / name, {key: specs[key] for key in keys}, map(read, keys))
+        weight_map |= dict.fromkeys(keys, name)
+    total = sum(_num_bytes(*spec) for spec in specs.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _num_bytes(dtype: np.dtype, shape: tuple[int, ...]) -> int:
+    return math.prod(shape) * dtype.itemsize
+
+
+def _split(specs: Mapping[str, tuple[np.dtype, tuple[int, ...]]], max_bytes: int) -> list[list[str]]:
+    """Keys of each shard, in order; every shard is as full as the next tensor lets it be."""
+    shards: list[list[str]] = [[]]
+    used = _HEADER_BYTES
+    for key, spec in specs.items():
+        size = _num_bytes(*spec) + len(key) + _ENTRY_BYTES
+        if _HEADER_BYTES + size > max_bytes:
+            raise ValueError(f"{key!r} {list(spec[1])} has {_num_bytes(*spec)} bytes, a file may have {max_bytes}")
+        if used + size > max_bytes:
+            shards.append([])
+            used = _HEADER_BYTES
+        shards[-1].append(key)
+        used += size
+    return shards

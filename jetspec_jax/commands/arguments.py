@@ -21,7 +21,9 @@ _SAMPLING = tuple(
 )
 
 JETSPECPP = "jetspec++"
-# Options that only this drafter has, by the name of their argument; None means not given.
+# Drafters that none of the options below belong to; any other may be JetSpec++ over some weights.
+OTHER_DRAFTERS = ("autoregressive", "ngram", "parallel")
+# Options of JetSpec++, by the name of their argument; None means not given.
 _JETSPECPP_OPTIONS = {
     "refine": "--refine",
     "num_outcomes": "--outcomes",
@@ -51,7 +53,7 @@ def model_from(args: argparse.Namespace, *, num_drafts: int | None = None, keep_
         cache_dir=cache_folder(),
         progress=False if args.json else None,
     )
-    if args.drafter == JETSPECPP:
+    if args.drafter == JETSPECPP and model.drafter.is_random:
         print(
             f"{JETSPECPP}: draft and adapter have random weights, so hardly any draft is accepted; "
             "the text is the target's own",
@@ -63,17 +65,21 @@ def model_from(args: argparse.Namespace, *, num_drafts: int | None = None, keep_
 def drafting_from(args: argparse.Namespace, *, keep_trace: bool = False) -> DraftingConfig | None:
     """How `jetspec++` drafts, options left out at their defaults; None for other drafters.
 
+    `auto` and folders keep their own defaults (None) if no option is given.
+
     Raises:
         ValueError: an option that another drafter does not have, or a bad value.
     """
     given = {option: value for option in _JETSPECPP_OPTIONS if (value := getattr(args, option)) is not None}
-    if args.drafter != JETSPECPP:
+    if args.drafter in OTHER_DRAFTERS:
         if given:
             raise ValueError(
                 f"{_JETSPECPP_OPTIONS[next(iter(given))]} is for --drafter {JETSPECPP}, not {args.drafter}"
             )
         return None
     given.pop("draft_device", None)
+    if args.drafter != JETSPECPP and not given and not keep_trace:
+        return None
     if "refine" in given:
         given["refine"] = RefineConfig.parse(given["refine"])
     return DraftingConfig(keep_trace=keep_trace, **given)

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from jetspec_jax.commands.arguments import (
     JETSPECPP,
+    OTHER_DRAFTERS,
     draft_device_from,
     drafting_from,
     model_from,
@@ -17,6 +18,8 @@ from jetspec_jax.evaluation.compare import compare
 from jetspec_jax.evaluation.record import environment
 from jetspec_jax.evaluation.tables import comparison_table
 from jetspec_jax.evaluation.timeline_plot import check_plotting
+
+_NEEDS_FORESIGHT = f"--timeline shows drafting ahead: it needs --drafter {JETSPECPP} with --outcomes 1 or more"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,6 +37,8 @@ def run(args: argparse.Namespace) -> int:
     if template_kwargs:
         raise ValueError("bench takes no --template-arg")
     model = model_from(args)
+    if args.timeline is not None and not getattr(model.drafter, "foresees", False):
+        raise ValueError(_NEEDS_FORESIGHT)
     comparison = compare(
         model,
         prompts,
@@ -64,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_timeline(args: argparse.Namespace) -> None:
     """Refuses before minutes of measuring what could not be written after them."""
-    if args.drafter != JETSPECPP or args.num_outcomes == 0:
-        raise ValueError(f"--timeline shows drafting ahead: it needs --drafter {JETSPECPP} with --outcomes 1 or more")
+    if args.drafter in OTHER_DRAFTERS or args.num_outcomes == 0:
+        raise ValueError(_NEEDS_FORESIGHT)
     if args.timeline.suffix != ".json":
         raise ValueError(f"--timeline {args.timeline} must end in .json; the plot is written beside it")
     if not args.timeline.parent.is_dir():

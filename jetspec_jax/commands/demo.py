@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     """Streams both prompts with the blocks in colour, decodes them plainly too, and prints the table."""
     console = Console(highlight=False)
     params = SamplingParams(max_new_tokens=args.max_new_tokens)
-    model = load(args.model, drafter="ngram", num_drafts=args.num_drafts, cache_dir=cache_folder())
+    model = load(args.model, num_drafts=args.num_drafts, cache_dir=cache_folder())
     plain = model.with_drafter("autoregressive")
     console.print(
         f"{args.model}: {model.num_parameters / 1e6:.0f}M parameters, {model.dtype} on {model.device.platform}"
@@ -39,7 +39,8 @@ def run(args: argparse.Namespace) -> int:
         plain.generate(prompt, params)  # compiles; both are then timed warm, one after the other
         outputs = [[warm.generate(prompt, params)] for warm in (model, plain)]
         console.print(stats_table(model.drafter, *outputs))
-        speculative, baseline = Run("ngram", args.num_drafts, outputs[0]), Run("autoregressive", 0, outputs[1])
+        speculative = Run(model.drafter.name, args.num_drafts, outputs[0])
+        baseline = Run("autoregressive", 0, outputs[1])
         if not baseline.rounds:
             raise ValueError(f"--max-new-tokens {args.max_new_tokens} leaves nothing to measure, give at least 2")
         ratio = speculative.tokens_per_s / baseline.tokens_per_s

@@ -7,7 +7,7 @@ import json
 from rich.console import Console
 from rich.text import Text
 
-from jetspec_jax.commands.arguments import JETSPECPP, model_from, params_from, prompts_from
+from jetspec_jax.commands.arguments import JETSPECPP, OTHER_DRAFTERS, model_from, params_from, prompts_from
 from jetspec_jax.commands.trace import stream_traces
 from jetspec_jax.decoding.round_trace import RoundTrace
 from jetspec_jax.evaluation.tables import stats_table
@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--show-blocks colours text on a terminal; --json prints none")
     if args.logprobs is not None and not args.json:
         raise ValueError("--logprobs are printed with --json only")
-    if args.trace and args.drafter != JETSPECPP:
+    if args.trace and args.drafter in OTHER_DRAFTERS:
         raise ValueError(f"--trace shows how blocks are refined: it needs --drafter {JETSPECPP}, not {args.drafter}")
     if args.trace and args.show_blocks:
         raise ValueError("give one of --trace and --show-blocks")

@@ -63,6 +63,8 @@ def foresee(
     config: DraftingConfig,
     calibration: Calibration | None,
     num_rows: int,
+    *,
+    keep_evidence: bool = False,
 ) -> OutcomeCache:
     """Chooses outcomes of the verification of `block` and drafts a block for each.
 
@@ -74,11 +76,13 @@ def foresee(
         params: for the noise of unknown rows.
         config, calibration: which outcomes, how refined.
         num_rows: rows of a draft pass.
+        keep_evidence: hand on what the outcomes were chosen by.
     """
     anchor_at = state.length - 1  # n
     positions = state.length[:, None] + jnp.arange(logits.shape[1], dtype=jnp.int32)[None, :]
+    evidence = side.evidence.of_outcomes(logits, positions, config.decision_temperature)
     outcomes = select_outcomes(
-        side.evidence.of_outcomes(logits, positions, config.decision_temperature),
+        evidence,
         block.tokens,
         jnp.zeros(block.tokens.shape, jnp.float32) if block.logprobs is None else block.logprobs,
         num_outcomes=config.num_outcomes,
@@ -95,4 +99,4 @@ def foresee(
     )
     mass = jnp.broadcast_to(outcomes.mass[:, None], start.shape)
     proposals = replace(proposals, is_hit=outcomes.is_valid, mass=mass)
-    return OutcomeCache(state.request, state.round, outcomes, proposals)
+    return OutcomeCache(state.request, state.round, outcomes, proposals, evidence if keep_evidence else None)

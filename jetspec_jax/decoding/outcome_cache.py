@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jetspec_jax.decoding.outcomes import Outcomes
 from jetspec_jax.decoding.proposal import Proposal, RefineTrace
@@ -25,12 +25,14 @@ class OutcomeCache:
         request, round: [B], the verification whose outcome is foreseen.
         outcomes: [B, R], the outcomes prepared for.
         proposals: [B, R], their blocks.
+        evidence: [B, T, V], what the outcomes were chosen by; None unless somebody calibrates.
     """
 
     request: Int[Array, "B"]
     round: Int[Array, "B"]
     outcomes: Outcomes
     proposals: Proposal
+    evidence: Float[Array, "B T V"] | None = None
 
     def hits(self, verdict: Verdict) -> Bool[Array, "B R"]:
         """Which prepared outcome is the one that came; at most one per request."""

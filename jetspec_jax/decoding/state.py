@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jetspec_jax.decoding.sampling import Draw, Logprobs
-from jetspec_jax.models.cache import KVCache
+from jetspec_jax.models.cache import KVCache, update_rows
 
 
 @jax.tree_util.register_dataclass
@@ -139,6 +139,4 @@ class Verdict:
 
 def write_tokens(buffer: Int[Array, "B S"], rows: Int[Array, "B T"], start: Int[Array, "B"]) -> Int[Array, "B S"]:
     """Writes row b of `rows` at `start[b]`; it must fit, `dynamic_update_slice` would move it."""
-    for b in range(buffer.shape[0]):
-        buffer = jax.lax.dynamic_update_slice(buffer, rows[b : b + 1], (b, start[b]))
-    return buffer
+    return update_rows(buffer, rows, start, axis=1)

@@ -14,7 +14,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Int
 
-from jetspec_jax.config import DraftConfig, TargetConfig, adapter_config_for, draft_config_for
+from jetspec_jax.config import TargetConfig, adapter_config_for, draft_config_for
 from jetspec_jax.decoding.draft_side import DraftSide, noise_tokens, num_block_rows
 from jetspec_jax.decoding.evidence import Evidence
 from jetspec_jax.decoding.foresight import ForesightState, foresee
@@ -23,7 +23,7 @@ from jetspec_jax.decoding.outcomes import Calibration
 from jetspec_jax.decoding.proposal import Proposal, choose
 from jetspec_jax.decoding.row_params import RowParams, SamplingSpec
 from jetspec_jax.decoding.state import ContextRows, Verdict
-from jetspec_jax.drafters.predictor import AdapterPredictor, Predictor
+from jetspec_jax.drafters.predictor import AdapterPredictor, as_predictor
 from jetspec_jax.drafters.protocol import DraftView
 from jetspec_jax.drafting_config import DraftingConfig, RefineConfig
 from jetspec_jax.models.adapter import Adapter
@@ -33,7 +33,9 @@ from jetspec_jax.models.draft import Draft
 from jetspec_jax.models.functional import Leaves, place, split
 
 # One pass on the critical path: what a parallel draft is without JetSpec++.
-PLAIN_PASS = DraftingConfig(refine=RefineConfig(num_passes=0, num_refreshes=0), num_outcomes=0)
+PLAIN_PASS = DraftingConfig(refine=RefineConfig(num_passes=0, num_refreshes=0), num_outcomes=0).resolved(
+    is_calibrated=False
+)
 
 
 @jax.tree_util.register_dataclass
@@ -57,7 +59,7 @@ class JetSpecPP:
         draft: the draft network.
         adapter: an `Adapter` or another `Predictor`; None if `drafting` needs none.
         drafting: refinement, foresight, miss policy; None is one pass on the critical path.
-        calibration: for `outcome_rule="calibrated"`.
+        calibration: for `outcome_rule="calibrated"`, which is then the default.
         max_len: longest context the draft was trained for, None for any.
 
     Raises:
@@ -66,6 +68,9 @@ class JetSpecPP:
 
     # What runs the draft inside a trace; tests put a draft of known quality in its place.
     side_type = DraftSide
+    keeps_evidence = False  # outcome caches carry what they were chosen by; only calibration wants it
+    # Untrained weights: true of what `random` makes.
+    is_random = False
 
     def __init__(
         self,
@@ -77,12 +82,13 @@ class JetSpecPP:
         max_len: int | None = None,
     ):
         self.config = draft.config
-        self.drafting = PLAIN_PASS if drafting is None else drafting
+        drafting = PLAIN_PASS if drafting is None else drafting
+        self.drafting = drafting.resolved(is_calibrated=calibration is not None)
         asked = self.drafting.num_drafts
         self.num_drafts = self.config.max_draft_len if asked is None else asked
         if not self.config.causal and self.num_drafts > self.config.max_draft_len:
             raise ValueError(f"num_drafts={asked} with a bidirectional draft of {self.config.block_rows} rows")
-        self.predictor = _as_predictor(adapter, self.config)
+        self.predictor = as_predictor(adapter, self.config)
         if self.drafting.needs_predictor and self.predictor is None:
             raise ValueError(
                 f"{self.drafting.refine.name} with num_outcomes={self.drafting.num_outcomes} needs an adapter"
@@ -105,22 +111,36 @@ class JetSpecPP:
         adapter = None
         if (PLAIN_PASS if drafting is None else drafting).needs_predictor:
             adapter = Adapter.random(adapter_config_for(target), dtype=dtype, rngs=nnx.Rngs(seed + 1))
-        return cls(draft, adapter, drafting=drafting)
+        drafter = cls(draft, adapter, drafting=drafting)
+        drafter.is_random = True
+        return drafter
+
+    @property
+    def draft(self) -> Draft:
+        """The draft network; its arrays are shared."""
+        return self._definition.merge(self._leaves)
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """The adapter; None without one, or if something else predicts states."""
+        return self.predictor.adapter if isinstance(self.predictor, AdapterPredictor) else None
 
     @property
     def foresees(self) -> bool:
         """Whether blocks are drafted ahead of the verification."""
         return self.drafting.num_outcomes > 0
 
-    def with_drafting(self, **changes: Any) -> "JetSpecPP":
-        """The same weights, drafted with otherwise."""
-        return type(self)(
+    def with_drafting(self, *, calibration: Calibration | None = None, **changes: Any) -> "JetSpecPP":
+        """The same weights, drafted with otherwise; `calibration` None keeps the one there is."""
+        drafter = type(self)(
             self._definition.merge(self._leaves),
             self.predictor,
             drafting=replace(self.drafting, **changes),
-            calibration=self.calibration,
+            calibration=self.calibration if calibration is None else calibration,
             max_len=self.max_len,
         )
+        drafter.is_random = self.is_random
+        return drafter
 
     def place(self, device: jax.Device) -> Leaves:
         """Weights and calibration on a device: draft, predictor, calibration."""
@@ -183,8 +203,8 @@ class JetSpecPP:
         caches = DraftCaches(context, predictor)
         # Positions from the verified block's first to the last that a block may draft: γ, an anchor, γ more.
         side = self._side(leaves, decoder, caches, state.length, 2 * self.num_drafts + 1, params, spec)
-        cache = foresee(side, state, block, logits, params, self.drafting, self._calibration(leaves), self._num_rows)
-        return cache, caches
+        options = (self.drafting, self._calibration(leaves), self._num_rows)
+        return foresee(side, state, block, logits, params, *options, keep_evidence=self.keeps_evidence), caches
 
     def next_block(
         self,
@@ -283,17 +303,3 @@ class JetSpecPP:
 
     def _calibration(self, leaves: Leaves) -> Calibration | None:
         return None if self.calibration is None else Calibration(*leaves[-self._num_calibrated :])
-
-
-def _as_predictor(adapter: Adapter | Predictor | None, draft: DraftConfig) -> Predictor | None:
-    if isinstance(adapter, Adapter):
-        shape = (len(adapter.chain), adapter.config.shape.hidden_size)
-        if shape != (draft.num_taps, draft.shape.hidden_size):
-            raise ValueError(
-                f"the draft reads {draft.num_taps} taps of width {draft.shape.hidden_size}, "
-                f"the adapter predicts {shape[0]} of width {shape[1]}"
-            )
-        return AdapterPredictor(adapter)
-    if adapter is not None and not isinstance(adapter, Predictor):
-        raise ValueError(f"adapter must be an Adapter or a Predictor, got {type(adapter).__name__}")
-    return adapter

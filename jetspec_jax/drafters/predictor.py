@@ -5,6 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 from jaxtyping import Array, Float, Int
 
+from jetspec_jax.config import DraftConfig
 from jetspec_jax.decoding.state import ContextRows
 from jetspec_jax.models.adapter import Adapter
 from jetspec_jax.models.cache import KVCache
@@ -51,6 +52,11 @@ class AdapterPredictor:
     def __init__(self, adapter: Adapter):
         self.config = adapter.config
         self._definition, self._leaves = split(adapter)
+
+    @property
+    def adapter(self) -> Adapter:
+        """The adapter; its arrays are shared."""
+        return self._definition.merge(self._leaves)
 
     def place(self, device: jax.Device) -> Leaves:
         """The adapter's weights on a device; the decoder's belong to the target."""
@@ -103,3 +109,22 @@ class AdapterPredictor:
             segments.append(Segment(taps[:, :, -1].astype(decoder.dtype), end))
         outputs, decoder_cache = decoder.extend(segments, decoder_cache)
         return taps, outputs[-1], (adapter_cache.with_length(end), decoder_cache.with_length(end))
+
+
+def as_predictor(adapter: Any, draft: DraftConfig) -> Predictor | None:
+    """A predictor for a draft from an `Adapter`, a `Predictor` or None.
+
+    Raises:
+        ValueError: something else, or an adapter of another number or width of taps.
+    """
+    if isinstance(adapter, Adapter):
+        shape = (len(adapter.chain), adapter.config.shape.hidden_size)
+        if shape != (draft.num_taps, draft.shape.hidden_size):
+            raise ValueError(
+                f"the draft reads {draft.num_taps} taps of width {draft.shape.hidden_size}, "
+                f"the adapter predicts {shape[0]} of width {shape[1]}"
+            )
+        return AdapterPredictor(adapter)
+    if adapter is not None and not isinstance(adapter, Predictor):
+        raise ValueError(f"adapter must be an Adapter or a Predictor, got {type(adapter).__name__}")
+    return adapter

@@ -1,6 +1,7 @@
 """Tables for people; narrow enough for a terminal of 80 columns."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -82,4 +83,23 @@ def comparison_table(comparison: Comparison) -> Table:
     if looping := [run for run in comparison.runs if run.num_loops]:
         cut = ", ".join(f"{_number(run.tau_without_loops)} with {run.num_drafts} drafts" for run in looping)
         table.caption = f"{looping[0].num_loops} texts end in a repetition loop; τ cut at its onset: {cut}"
+    return table
+
+
+def acceptance_table(configurations: Mapping[str, Mapping[str, Any]]) -> Table:
+    """τ by configuration and prompt set, with the hit rate over all sets where there is a cache.
+
+    Args:
+        configurations: by name, a map from set to its numbers (`tau`, `rounds`, `hit_rate`) and from "mean" to the mean
+            τ, as the records of `train/evaluate.py` hold them.
+    """
+    sets = dict.fromkeys(name for numbers in configurations.values() for name in numbers if name != "mean")
+    table = _table("τ, committed tokens per round", "configuration", *sets, "mean", "hits")
+    for label, numbers in configurations.items():
+        measured = [numbers[name] for name in sets if name in numbers]
+        with_cache = [of_set for of_set in measured if of_set["hit_rate"] is not None]
+        rounds = sum(of_set["rounds"] for of_set in with_cache)
+        hits = sum(of_set["rounds"] * of_set["hit_rate"] for of_set in with_cache)
+        taus = [_number(numbers[name]["tau"] if name in numbers else None) for name in sets]
+        table.add_row(label, *taus, _number(numbers["mean"]), _percent(hits / rounds if rounds else None))
     return table

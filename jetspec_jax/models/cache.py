@@ -5,7 +5,11 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
+
+# Up to here an update per request is spelled out. A program of 128 requests with 240 such buffers would take minutes
+# to compile; a scatter is one operation, and batches as large are for devices that run it in parallel.
+MAX_UNROLLED = 16
 
 
 @jax.tree_util.register_dataclass
@@ -69,8 +73,29 @@ def write_rows(
 ) -> Float[Array, "B K S H"]:
     """Writes row b of `rows` into slots `start[b] .. start[b] + T - 1` of row b of the buffer, in place if donated."""
     rows = jnp.swapaxes(rows.astype(buffer.dtype), 1, 2)  # [B, K, T, H]
-    # One slice per request: a vmapped update becomes a scatter, which XLA runs serially on CPU.
-    for b in range(buffer.shape[0]):
-        buffer = jax.lax.dynamic_update_slice(buffer, rows[b : b + 1], (b, 0, start[b], 0))
+    buffer = update_rows(buffer, rows, start, axis=2)
     # Without the barrier XLA's CPU backend fuses a one-row write with its reader and copies every cache, twice a layer.
     return jax.lax.optimization_barrier(buffer)
+
+
+def update_rows(
+    buffer: Shaped[Array, "B *slots"], rows: Shaped[Array, "B *rows"], start: Int[Array, "B"], *, axis: int
+) -> Shaped[Array, "B *slots"]:
+    """Writes `rows[b]` into `buffer[b]` from index `start[b]` of one axis on; what does not fit is moved until it does.
+
+    Args:
+        buffer, rows: alike but for the size of `axis`.
+        start: first index of each request.
+        axis: not 0, which is the requests'.
+    """
+    if buffer.shape[0] > MAX_UNROLLED:
+
+        def update(buffer, rows, start):
+            return jax.lax.dynamic_update_slice_in_dim(buffer, rows, start, axis - 1)
+
+        return jax.vmap(update)(buffer, rows, start)
+    # One slice per request: the vmapped form becomes a scatter, which XLA runs serially on CPU.
+    for b in range(buffer.shape[0]):
+        at = [{0: b, axis: start[b]}.get(i, 0) for i in range(buffer.ndim)]
+        buffer = jax.lax.dynamic_update_slice(buffer, rows[b : b + 1], at)
+    return buffer

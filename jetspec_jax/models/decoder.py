@@ -66,7 +66,13 @@ class Decoder(nnx.Module):
         self, states: Float[Array, "B R T D"], cache: KVCache, start: Int[Array, "B R"]
     ) -> Float[Array, "B R T V"]:
         """Next-token logits of R blocks from the states of the deepest tapped layer; nothing is kept."""
-        return self.logits(run_blocks(self.layers, self._kinds(), states, cache, start, 0))
+        return self.head(self.hidden(states, cache, start))
+
+    def hidden(
+        self, states: Float[Array, "B R T D"], cache: KVCache, start: Int[Array, "B R"]
+    ) -> Float[Array, "B R T D"]:
+        """What the head reads of R blocks: layers above the deepest tap, then the final norm."""
+        return self.norm(run_blocks(self.layers, self._kinds(), states, cache, start, 0))
 
     def _kinds(self) -> list[LayerKind]:
         first = self.config.num_layers - len(self.layers)

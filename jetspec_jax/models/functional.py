@@ -35,6 +35,12 @@ def split(module: nnx.Module) -> tuple[ModuleDef, Leaves]:
     return ModuleDef(graphdef, treedef), tuple(leaves)
 
 
+def structure(module: nnx.Module) -> ModuleDef:
+    """Structure of a module whose arrays may be abstract (`nnx.eval_shape`)."""
+    graphdef, state = nnx.split(module)
+    return ModuleDef(graphdef, jax.tree.structure(state))
+
+
 def place(leaves: Leaves, device: jax.Device) -> Leaves:
     """Puts a module's arrays on a device, in the layout its compiler reads best.
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jetspec_jax.ops.project import HIGHEST
+from jetspec_jax.ops.products import product
 
 
 def causal_mask(query_positions: Int[Array, "B T"], num_keys: int, window: int | None = None) -> Bool[Array, "B T S"]:
@@ -34,11 +34,11 @@ def attend(
     # The G queries that share a kv head become rows of one product per kv head: [B, K, G * T, H].
     folded = q.reshape(batch, rows, num_kv_heads, groups, head_dim).transpose(0, 2, 3, 1, 4)
     folded = folded.reshape(batch, num_kv_heads, groups * rows, head_dim)
-    scores = jnp.einsum("bkqh,bksh->bkqs", folded, keys, precision=HIGHEST, preferred_element_type=jnp.float32)
+    scores = product("bkqh,bksh->bkqs", folded, keys)
     scores = scores.reshape(batch, num_kv_heads, groups, rows, -1) * head_dim**-0.5
     weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, -jnp.inf), axis=-1).astype(values.dtype)
     weights = weights.reshape(batch, num_kv_heads, groups * rows, -1)
-    out = jnp.einsum("bkqs,bksh->bkqh", weights, values, precision=HIGHEST, preferred_element_type=jnp.float32)
+    out = product("bkqs,bksh->bkqh", weights, values)
     out = out.reshape(batch, num_kv_heads, groups, rows, head_dim).transpose(0, 3, 1, 2, 4)  # [B, T, K, G, H]
     return out.reshape(batch, rows, num_heads, head_dim).astype(q.dtype)
 
@@ -72,11 +72,10 @@ def attend_blocks(
     groups = num_heads // num_kv_heads
     folded = q.reshape(batch, blocks, rows, num_kv_heads, groups, head_dim).transpose(0, 3, 1, 4, 2, 5)
     shared = folded.reshape(batch, num_kv_heads, -1, head_dim)  # [B, K, R * G * T, H]
-    scores = {"precision": HIGHEST, "preferred_element_type": jnp.float32}
-    on_context = jnp.einsum("bkqh,bksh->bkqs", shared, context_keys, **scores)
+    on_context = product("bkqh,bksh->bkqs", shared, context_keys)
     on_context = on_context.reshape(batch, num_kv_heads, blocks, groups, rows, num_slots)
     own = folded.reshape(batch, num_kv_heads, blocks, groups * rows, head_dim)
-    on_own = jnp.einsum("bkrqh,brkuh->bkrqu", own, own_keys, **scores)
+    on_own = product("bkrqh,brkuh->bkrqu", own, own_keys)
     on_own = on_own.reshape(batch, num_kv_heads, blocks, groups, rows, -1)
 
     slots = jnp.arange(num_slots, dtype=jnp.int32)[None, None, None, :]
@@ -93,7 +92,7 @@ def attend_blocks(
     total = (jnp.sum(on_context, axis=-1) + jnp.sum(on_own, axis=-1))[..., None]
     on_context = (on_context / total).astype(context_values.dtype).reshape(*shared.shape[:3], -1)
     on_own = (on_own / total).astype(own_values.dtype).reshape(*own.shape[:4], -1)
-    from_context = jnp.einsum("bkqs,bksh->bkqh", on_context, context_values, **scores)
-    from_own = jnp.einsum("bkrqu,brkuh->bkrqh", on_own, own_values, **scores)
+    from_context = product("bkqs,bksh->bkqh", on_context, context_values)
+    from_own = product("bkrqu,brkuh->bkrqh", on_own, own_values)
     out = from_context.reshape(folded.shape) + from_own.reshape(folded.shape)
     return out.transpose(0, 2, 4, 1, 3, 5).reshape(q.shape).astype(q.dtype)

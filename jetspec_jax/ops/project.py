@@ -11,13 +11,11 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from jetspec_jax.ops.products import HIGHEST
+
 # A panel has this many outputs at most, and fewer where the input is so wide that it would outgrow the second-level
 # cache (measured: 32 for 576 inputs, 16 for 1,536; 8, 24, 48 and 64 are slower).
 PANEL_OUTPUTS, PANEL_BYTES = 32, 96 * 1024
-
-# fp32 operands are multiplied in fp32: GPUs would otherwise use TF32, and a block and a single row would then differ
-# enough to change the text. Without effect on bf16 operands.
-HIGHEST = jax.lax.Precision.HIGHEST
 
 
 def project(

@@ -13,14 +13,20 @@ _SPECIAL = ("<|im_start|>", "<|im_end|>")
 _LAYERS, _WIDTH, _MLP, _HEADS, _KV_HEADS, _HEAD, _VOCAB = 2, 32, 64, 4, 2, 8, 288
 
 
-def write_tiny_checkpoint(folder: Path, *, seed: int = 0, max_len: int = 512) -> Path:
+def write_tiny_checkpoint(folder: Path, *, seed: int = 0, max_len: int = 512, sharpness: float = 1.0) -> Path:
     """Writes a random two-layer Llama; ids 0..255 are bytes, 256 and 257 open and close a turn.
 
     Its text is noise, but every file is what a real checkpoint has.
+
+    Args:
+        folder: made if needed.
+        seed: of the weights.
+        max_len: the context, tokens.
+        sharpness: scale of the logits; larger gives more peaked distributions.
     """
     folder.mkdir(parents=True, exist_ok=True)
     _write_config(folder, max_len)
-    _write_weights(folder, np.random.default_rng(seed))
+    _write_weights(folder, np.random.default_rng(seed), sharpness)
     _write_tokenizer(folder)
     return folder
 
@@ -46,7 +52,7 @@ def _write_config(folder: Path, max_len: int) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def _write_weights(folder: Path, rng: np.random.Generator) -> None:
+def _write_weights(folder: Path, rng: np.random.Generator, sharpness: float) -> None:
     from safetensors.numpy import save_file
 
     shapes = {"model.embed_tokens.weight": (_VOCAB, _WIDTH), "model.norm.weight": (_WIDTH,)}
@@ -65,6 +71,7 @@ def _write_weights(folder: Path, rng: np.random.Generator) -> None:
         else (rng.normal(size=shape) / np.sqrt(shape[1])).astype(np.float32)
         for key, shape in shapes.items()
     }
+    weights["model.norm.weight"] *= sharpness
     save_file(weights, folder / "model.safetensors")
 
 

@@ -23,8 +23,11 @@ from jetspec_jax.models.functional import Leaves, place, split
 from jetspec_jax.models.target import Target
 
 
-class PeekingPredictor(AdapterPredictor):
-    """Adapter and decoder at their full cost, with logits that are certain of the true continuation.
+class KnownOutcomes(AdapterPredictor):
+    """Adapter and decoder that are certain of every verification's outcome; what is drafted for it is their own.
+
+    With one outcome a round the prepared block is always the right one, drafted from predicted states alone: what it
+    commits, against drafting on the critical path, is what the predicted states are worth.
 
     Args:
         adapter: of any quality.
@@ -41,14 +44,18 @@ class PeekingPredictor(AdapterPredictor):
         first = rows.start + rows.num_kept + 1
         return taps, self._certain(logits, first[:, None] + jnp.arange(block.shape[1], dtype=jnp.int32)[None]), state
 
+    def _certain(self, logits: Float[Array, "B *rows V"], positions: Int[Array, "B *rows"]):
+        return 50.0 * jax.nn.one_hot(_peek(self.texts, positions), logits.shape[-1]) + _TRACE_OF_THE_REAL * logits
+
+
+class PeekingPredictor(KnownOutcomes):
+    """Adapter and decoder at their full cost, with logits that are certain of the true continuation everywhere."""
+
     def predict(self, leaves, decoder, state, blocks, start):
         """The same for blocks of outcomes."""
         taps, logits = super().predict(leaves, decoder, state, blocks, start)
         offsets = jnp.arange(1, blocks.shape[2] + 1, dtype=jnp.int32)[None, None]
         return taps, self._certain(logits, start[:, :, None] + offsets)
-
-    def _certain(self, logits: Float[Array, "B *rows V"], positions: Int[Array, "B *rows"]):
-        return 50.0 * jax.nn.one_hot(_peek(self.texts, positions), logits.shape[-1]) + _TRACE_OF_THE_REAL * logits
 
 
 def _padded(texts: Sequence[Sequence[int]]) -> np.ndarray:

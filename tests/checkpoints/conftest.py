@@ -2,7 +2,9 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from safetensors.numpy import save_file
 
+from jetspec_jax.checkpoints.calibration_file import CalibrationEntry
+from jetspec_jax.checkpoints.drafter_files import save_drafter
+from jetspec_jax.config import adapter_config_for, draft_config_for
+from jetspec_jax.drafters import JetSpecPP
 from jetspec_jax.models import functional
+from jetspec_jax.models.adapter import Adapter
+from jetspec_jax.models.draft import Draft
 from jetspec_jax.models.target import Target
+from jetspec_jax.testing import tiny_config
 
 # D=32, F=64, N=4, K=2, H=8, V=40, two layers.
 LLAMA = {
@@ -204,3 +214,87 @@ def make_folder(tmp_path) -> Callable[..., Path]:
         return write_folder(tmp_path / "model", config, hf_weights(config) if weights is None else weights)
 
     return make
+
+
+# Drafters of `tiny_config()`.
+save_tiny = partial(save_drafter, target=tiny_config(), target_name="tiny")
+ENTRY = CalibrationEntry(
+    temperature=0.0,
+    refine="J1-R1",
+    num_outcomes=4,
+    coefficients=(0.1, 1.0, 0.2, 0.3, -0.4, 0.0),
+    anchor_temperature=0.9,
+    conformal_threshold=0.99,
+    decision_temperature=0.125,
+    num_rounds=100,
+    coverage=0.95,
+)
+
+
+def tiny_parts(dtype: Any = jnp.float32) -> tuple[Draft, Adapter]:
+    """A random draft of two layers and an adapter of three."""
+    draft = Draft(draft_config_for(tiny_config(), num_layers=2, block_rows=5), dtype=dtype, rngs=nnx.Rngs(1))
+    config = adapter_config_for(tiny_config(), layers_per_module=(1, 2))
+    return draft, Adapter.random(config, dtype=dtype, rngs=nnx.Rngs(2))
+
+
+def arrays_of_modules(**modules: nnx.Module) -> dict[str, np.ndarray]:
+    """Weights by `NAME.path`."""
+    return {
+        ".".join(map(str, (name, *path))): np.asarray(variable[...])
+        for name, module in modules.items()
+        for path, variable in nnx.to_flat_state(nnx.state(module))
+    }
+
+
+def arrays_of_drafter(drafter: JetSpecPP) -> dict[str, np.ndarray]:
+    """Weights by `draft.path` and `adapter.path`."""
+    modules = {"draft": drafter._definition.merge(drafter._leaves)}
+    if drafter.predictor is not None:
+        modules["adapter"] = drafter.predictor._definition.merge(drafter.predictor._leaves)
+    return arrays_of_modules(**modules)
+
+
+@pytest.fixture(scope="session")
+def parts_of() -> Callable[..., tuple[Draft, Adapter]]:
+    return tiny_parts
+
+
+@pytest.fixture(scope="session")
+def parts() -> tuple[Draft, Adapter]:
+    return tiny_parts()
+
+
+@pytest.fixture(scope="session")
+def save() -> Callable[..., None]:
+    """`save_drafter` for the tiny target."""
+    return save_tiny
+
+
+@pytest.fixture(scope="session")
+def entry() -> CalibrationEntry:
+    return ENTRY
+
+
+@pytest.fixture(scope="session")
+def saved(parts, tmp_path_factory) -> Path:
+    """A sound drafter folder, not to be touched."""
+    folder = tmp_path_factory.mktemp("drafters") / "tiny"
+    save_tiny(folder, *parts, [ENTRY], storage="float32")
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path) -> Path:
+    """A copy to be damaged."""
+    return Path(shutil.copytree(saved, tmp_path / "tiny"))
+
+
+@pytest.fixture(scope="session")
+def named() -> Callable[..., dict[str, np.ndarray]]:
+    return arrays_of_modules
+
+
+@pytest.fixture(scope="session")
+def weights_of() -> Callable[[JetSpecPP], dict[str, np.ndarray]]:
+    return arrays_of_drafter

@@ -33,6 +33,8 @@ def drafter_of(spec, num_drafts=None, drafting=None) -> Drafter:
         pytest.param("autoregressive", None, AutoregressiveDrafter, 0, id="name-of-plain"),
         pytest.param("ngram", None, NgramDrafter, 8, id="default-number"),
         pytest.param("ngram", 3, NgramDrafter, 3, id="chosen-number"),
+        pytest.param("auto", None, NgramDrafter, 8, id="auto-without-weights"),
+        pytest.param("auto", 0, AutoregressiveDrafter, 0, id="I02-gamma-0-is-plain-for-auto"),
         pytest.param("parallel", 5, JetSpecPP, 5, id="parallel"),
         pytest.param("parallel", None, JetSpecPP, 16, id="parallel-default"),
         pytest.param("jetspec++", 5, JetSpecPP, 5, id="jetspecpp"),
@@ -69,8 +71,9 @@ def test_refuses(spec, num_drafts, message):
 
 def test_parallel_is_one_pass_and_jetspecpp_drafts_as_told():
     assert (drafter_of("parallel").name, drafter_of("parallel").drafting) == ("parallel", PLAIN_PASS)
-    assert (drafter_of("jetspec++").name, drafter_of("jetspec++").drafting) == ("jetspec++", DraftingConfig())
-    drafting = DraftingConfig(num_drafts=4, num_outcomes=2)
+    defaults = DraftingConfig(outcome_rule="uncalibrated", decision_temperature=0.25)
+    assert (drafter_of("jetspec++").name, drafter_of("jetspec++").drafting) == ("jetspec++", defaults)
+    drafting = replace(defaults, num_drafts=4, num_outcomes=2)
     assert drafter_of("jetspec++", drafting=drafting).drafting == drafting
     assert drafter_of("jetspec++", 6, drafting).drafting == replace(drafting, num_drafts=6)
 

@@ -7,7 +7,7 @@ from jetspec_jax.decoding.stats import DecodeStats
 from jetspec_jax.drafters import NgramDrafter
 from jetspec_jax.evaluation.compare import Comparison, Run
 from jetspec_jax.evaluation.phases import PhaseTimes
-from jetspec_jax.evaluation.tables import comparison_table, stats_table
+from jetspec_jax.evaluation.tables import acceptance_table, comparison_table, stats_table
 from jetspec_jax.outputs import GenerationOutput, Usage
 
 
@@ -37,3 +37,17 @@ def test_hit_rate_is_shown_where_there_is_one(hits, share):
         assert "…" not in text
         assert ("hits" in text) == (share is not None)
         assert share is None or share in text
+
+
+def test_acceptance_is_shown_by_configuration_and_set():
+    configurations = {
+        "J3-R3": {"humaneval": {"tau": 4.5, "rounds": 10, "hit_rate": None}, "mean": 4.5},
+        "J3-R3 B=4": {
+            "humaneval": {"tau": 4.0, "rounds": 100, "hit_rate": 0.5},
+            "held-out gsm": {"tau": 7.125, "rounds": 300, "hit_rate": 0.9},
+            "mean": 5.5625,
+        },
+    }
+    rows = [line.split() for line in printed(acceptance_table(configurations)).splitlines()]
+    assert ["J3-R3", "4.50", "-", "4.50", "-"] in rows
+    assert ["J3-R3", "B=4", "4.00", "7.12", "5.56", "80%"] in rows

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jetspec_jax.models.cache import KVCache, write_rows
+from jetspec_jax.models.cache import MAX_UNROLLED, KVCache, update_rows, write_rows
 
 LAYERS, BATCH, CAPACITY = 2, 2, 12
 
@@ -87,6 +87,24 @@ def test_rollback_only_sets_the_length():
 def test_write_rows_places_rows(start, expected):
     written = write_rows(jnp.zeros((2, 1, 4, 1)), rows_of([[1, 2], [3, 4]]), lengths_of(*start))
     np.testing.assert_array_equal(flat(written), expected)
+
+
+@pytest.mark.parametrize(
+    ("buffer_shape", "rows_shape", "axis"),
+    [
+        pytest.param((3, 7, 2), (3, 4, 2), 2, id="cache"),
+        pytest.param((7,), (4,), 1, id="tokens"),
+    ],
+)
+def test_large_batches_are_written_like_small_ones(buffer_shape, rows_shape, axis):
+    rng, batch = np.random.default_rng(0), MAX_UNROLLED + 3
+    buffer = jnp.asarray(rng.integers(0, 99, (batch, *buffer_shape)))
+    rows = jnp.asarray(rng.integers(100, 999, (batch, *rows_shape)))
+    start = jnp.asarray(rng.integers(0, 7, batch))  # starts above 3 are moved down, the same in both forms
+    large = update_rows(buffer, rows, start, axis=axis)
+    small = [update_rows(buffer[at], rows[at], start[at], axis=axis) for at in (slice(0, 16), slice(16, batch))]
+    np.testing.assert_array_equal(large, np.concatenate(small))
+    assert "scatter" in str(jax.make_jaxpr(partial(update_rows, axis=axis))(buffer, rows, start))
 
 
 def test_rows_take_the_dtype_of_the_buffer():

@@ -1,0 +1,55 @@
+"""The whole recipe from nothing, one command per stage, as users run it."""
+
+import json
+import time
+
+import jax
+import pytest
+
+import jetspec_jax
+from train.cli import main
+
+MAX_SECONDS = 180  # to a draft, on two cores; about 20 where nothing else runs
+
+
+@pytest.fixture
+def quick_compilation():
+    """For programs that run for a moment each; call the value when they begin."""
+    yield lambda: jax.config.update("jax_disable_most_optimizations", True)
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def test_tiny_recipe_from_nothing_drafts_well(tmp_path, capsys, quick_compilation):
+    began = time.monotonic()
+    run, out = tmp_path / "run", tmp_path / "tau.json"
+    decoding = ["--num-prompts", "12", "--max-new-tokens", "32", "--batch-size", "12"]
+
+    def stage(name, *options):
+        main([name, "--preset", "tiny", "--folder", str(run), *options])
+
+    stage("data")
+    stage("draft")
+    seconds = time.monotonic() - began
+    stage("adapter")
+    quick_compilation()
+    stage("calibrate", "--points", "J1-R1 B=2", *decoding)
+    stage("evaluate", "--points", "J0", "--sets", "held-out", "--out", str(out), *decoding)
+    printed = capsys.readouterr().out
+    assert "256 answers" in printed
+    assert "supervised part in [[ ]]" in printed
+    assert "τ: tokens a round" in printed
+
+    record = json.loads(out.read_text())
+    assert record["configurations"]["J0"]["held-out"]["tau"] > 1.5
+    assert record["points"]["J0"]["prompts"] == {"held-out": 12}
+    evaluations = [json.loads(line) for line in (run / "adapter" / "evaluations.jsonl").read_text().splitlines()]
+    assert evaluations[-1]["tau"] > 2
+    (entry,) = json.loads((run / "drafter" / "calibration.json").read_text())["entries"]
+    assert (entry["refine"], entry["num_outcomes"], entry["temperature"]) == ("J1-R1", 2, 0.0)
+
+    model = jetspec_jax.load(run / "target", drafter=run / "drafter", num_drafts=7, progress=False)
+    assert model.drafter.drafting.outcome_rule == "calibrated"
+    output = model.generate("red cat", max_new_tokens=40)
+    plain = model.with_drafter("autoregressive").generate("red cat", max_new_tokens=40)
+    assert output.token_ids == plain.token_ids
+    assert seconds < MAX_SECONDS

@@ -1,0 +1,5 @@
+"""`python -m train`."""
+
+from train.cli import main
+
+main()

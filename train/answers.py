@@ -1,0 +1,152 @@
+"""Answers on disk: token ids of prompt and answer, in parts that are complete or absent.
+
+A folder holds `part-00000.npz`, ... and `answers.json` (which target, which temperatures, counts). A part is written
+under another name and renamed, so a killed run leaves only whole parts. As a source for training, record i is a padded
+row with the mask of its answer.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PART_RECORDS = 16384
+
+
+@dataclass(frozen=True)
+class Record:
+    """One answered prompt.
+
+    Attributes:
+        token_ids: prompt (chat template applied), then the answer with its end-of-turn token if it was reached.
+        prompt_len: tokens of the prompt.
+        source: where the prompt is from.
+        temperature: of the answer.
+        is_complete: whether the answer reached the end of its turn.
+    """
+
+    token_ids: Sequence[int]
+    prompt_len: int
+    source: str
+    temperature: float
+    is_complete: bool
+
+
+class AnswerWriter:
+    """Appends parts to a folder; use as a context manager."""
+
+    def __init__(self, folder: Path, *, vocab_size: int, facts: dict[str, Any]):
+        self.folder, self.facts = Path(folder), facts
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if list(self.folder.glob("part-*.npz")):
+            raise ValueError(f"{self.folder} holds answers already; give another folder or remove it")
+        self._dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
+        self._pending: list[Record] = []
+        self.num_records = self.num_tokens = self._num_parts = 0
+
+    def add(self, record: Record) -> None:
+        """Takes a record; it is on disk once its part is full or the writer is closed."""
+        self._pending.append(record)
+        self.num_records += 1
+        self.num_tokens += len(record.token_ids) - record.prompt_len
+        if len(self._pending) == PART_RECORDS:
+            self._flush()
+
+    def __enter__(self) -> "AnswerWriter":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._flush()
+        facts = self.facts | {"num_records": self.num_records, "num_answer_tokens": self.num_tokens}
+        _replace_with(self.folder / "answers.json", lambda file: file.write(json.dumps(facts, indent=1).encode()))
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        records, self._pending = self._pending, []
+        lengths = np.array([len(record.token_ids) for record in records], np.int64)
+        sources = sorted({record.source for record in records})
+        arrays = {
+            "tokens": np.concatenate([np.asarray(record.token_ids, self._dtype) for record in records]),
+            "offsets": np.concatenate([[0], np.cumsum(lengths)]),
+            "prompt_len": np.array([record.prompt_len for record in records], np.int32),
+            "source": np.array([sources.index(record.source) for record in records], np.int32),
+            "source_names": np.array(sources),
+            "temperature": np.array([record.temperature for record in records], np.float32),
+            "is_complete": np.array([record.is_complete for record in records]),
+        }
+        path = self.folder / f"part-{self._num_parts:05}.npz"
+        _replace_with(path, lambda file: np.savez_compressed(file, **arrays))
+        self._num_parts += 1
+
+
+def _replace_with(path: Path, write: Any) -> None:
+    """Writes beside the final name, then renames: the name never holds half a file."""
+    temporary = path.with_name(path.name + ".partial")
+    with open(temporary, "wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+class AnswerSource:
+    """Records as padded training rows, by index.
+
+    Args:
+        folder: what `AnswerWriter` wrote.
+        max_len: tokens per row; longer records lose their end (the answer is cut, its mask with it).
+
+    Raises:
+        ValueError: no part in the folder.
+    """
+
+    def __init__(self, folder: Path, max_len: int):
+        paths = sorted(Path(folder).glob("part-*.npz"))
+        if not paths:
+            raise ValueError(f"{folder} holds no part-*.npz; run `python -m train data` first")
+        self.max_len = max_len
+        parts = [dict(np.load(path)) for path in paths]
+        self._tokens = np.concatenate([part["tokens"] for part in parts])
+        starts = np.cumsum([0] + [len(part["tokens"]) for part in parts])
+        pairs = [np.stack([p["offsets"][:-1], p["offsets"][1:]]) + s for p, s in zip(parts, starts, strict=False)]
+        self._spans = np.concatenate(pairs, axis=1)
+        self.prompt_lens = np.concatenate([part["prompt_len"] for part in parts])
+        self.sources = np.concatenate([part["source_names"][part["source"]] for part in parts])
+        self.temperatures = np.concatenate([part["temperature"] for part in parts])
+        self.is_complete = np.concatenate([part["is_complete"] for part in parts])
+        self._chosen = np.arange(self._spans.shape[1])
+
+    def only(self, numbers: Iterable[int]) -> "AnswerSource":
+        """The same records, these numbers of them; nothing is read again."""
+        source = copy(self)
+        source._chosen = np.asarray(list(numbers))
+        return source
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Row `index`: tokens [S], answer_mask [S] (True at answer tokens), length, id (number of the record)."""
+        number = int(self._chosen[index])
+        token_ids = self.token_ids(number)[: self.max_len]
+        length, prompt_len = len(token_ids), int(self.prompt_lens[number])
+        tokens, mask = np.zeros(self.max_len, np.int32), np.zeros(self.max_len, bool)
+        tokens[:length] = token_ids
+        mask[prompt_len:length] = True
+        return {"tokens": tokens, "answer_mask": mask, "length": length, "id": number}
+
+    def token_ids(self, number: int) -> np.ndarray:
+        """Prompt and answer of a record, uncut."""
+        start, stop = self._spans[:, number]
+        return self._tokens[start:stop].astype(np.int32)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each record, uncut."""
+        return self._spans[1] - self._spans[0]

@@ -1,0 +1,103 @@
+"""Training data: the target answers prompts, part of them greedily, part sampled."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jetspec_jax.evaluation.record import environment
+from jetspec_jax.models.target import Target
+from train.answers import AnswerWriter, Record
+from train.engine import AnswerEngine, EngineConfig
+from train.prompt_set import PromptSet
+
+NOTE_EVERY = 10.0  # seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataRecipe:
+    """How answers are made.
+
+    Attributes:
+        engine: sizes.
+        temperatures: prompt i is answered at temperature i modulo their number.
+        seed: prompt i is answered with seed `seed + i`.
+    """
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    temperatures: tuple[float, ...] = (0.0, 0.8)
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """What was made, and how fast.
+
+    Attributes:
+        num_records, num_tokens: answers and their tokens.
+        seconds: of answering, compilation included.
+        tokens_per_second: answer tokens by `seconds`.
+    """
+
+    num_records: int
+    num_tokens: int
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Answer tokens by all of `seconds`."""
+        return self.num_tokens / self.seconds
+
+
+def make_answers(
+    target: Target,
+    end_ids: Sequence[int],
+    prompts: PromptSet,
+    recipe: DataRecipe,
+    folder: Path,
+    *,
+    target_name: str,
+    device: jax.Device | None = None,
+    max_seconds: float | None = None,
+    note: Callable[[str], Any] = print,
+) -> DataReport:
+    """Answers prompts and writes them to a folder.
+
+    Args:
+        target, end_ids: the model and what ends its turn.
+        prompts: prompts longer than the engine takes are refused.
+        recipe: temperatures and sizes.
+        folder: must not hold answers yet.
+        target_name: recorded, so that nobody trains another target's draft on these answers unknowingly.
+        device: where the target runs.
+        max_seconds: no prompt enters after this time.
+        note: told the progress.
+    """
+    facts = {"target": target_name, "temperatures": recipe.temperatures, "seed": recipe.seed} | {
+        "engine": asdict(recipe.engine),
+        **environment(),
+    }
+    began = time.monotonic()
+    engine = AnswerEngine(target, end_ids, recipe.engine, device)
+    with AnswerWriter(folder, vocab_size=target.config.vocab_size, facts=facts) as writer:
+        last = began
+        options = {"temperatures": recipe.temperatures, "seed": recipe.seed, "max_seconds": max_seconds}
+        for answer in engine.answers(prompts.token_ids, **options):
+            prompt = prompts.token_ids[answer.index]
+            writer.add(
+                Record(
+                    [*prompt, *answer.token_ids.tolist()],
+                    len(prompt),
+                    prompts.sources[answer.index],
+                    recipe.temperatures[answer.index % len(recipe.temperatures)],
+                    answer.is_complete,
+                )
+            )
+            if time.monotonic() - last > NOTE_EVERY:
+                last = time.monotonic()
+                rate = writer.num_tokens / (last - began)
+                note(f"{writer.num_records} answers, {writer.num_tokens} tokens, {rate:.0f} tokens/s")
+    return DataReport(writer.num_records, writer.num_tokens, time.monotonic() - began)

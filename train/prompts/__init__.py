@@ -1,0 +1,1 @@
+"""Prompts for training: conversations, generated maths, code tasks and code prompts. Entry: `collect.py`."""
