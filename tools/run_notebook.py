@@ -15,6 +15,9 @@ def execute(path: Path) -> nbformat.NotebookNode:
     for cell in notebook.cells:
         # Execution times would change the file at every run.
         cell.metadata.pop("execution", None)
+        if cell.cell_type == "code":
+            # Progress and warnings of libraries, with paths of this machine in them.
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
     return notebook
 
 

@@ -14,8 +14,8 @@ from jetspec_jax.models.draft import Draft
 from jetspec_jax.models.functional import Leaves, split, structure
 from jetspec_jax.models.target import Target
 from train.adapter_objective import AdapterObjective, adapter_loss
-from train.draft_objective import cast
 from train.measure import Measure
+from train.sequence import cast
 
 
 class AdapterTask:

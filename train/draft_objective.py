@@ -1,21 +1,21 @@
 """The draft's loss: blocks with clean prefixes and noise, against the target's whole distribution (handbook 7.2)."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key
 
+from jetspec_jax.models.adapter import Adapter
 from jetspec_jax.models.cache import KVCache
 from jetspec_jax.models.draft import Draft
 from jetspec_jax.models.functional import Leaves, ModuleDef
 from jetspec_jax.models.target import Target
 from train.batch import Batch
 from train.blocks import BlockConfig, cut_blocks
-from train.losses import LossKind, RowLosses, head_loss, mean_where
-from train.sequence import teach
+from train.chained import chained_blocks
+from train.losses import LossKind, head_loss, row_metrics
+from train.sequence import cast, teach
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,8 @@ class DraftObjective:
     Attributes:
         blocks: anchors, prefix lengths, noise, alignment.
         loss: `kl` (forward, the paper's), `sft` or `reverse_kl`.
+        predicted_share: share of the blocks whose clean rows are shown as the adapter's predicted states and not as
+            rows, as a context refresh shows settled rows (handbook 7.3); ours, not the paper's. Needs an adapter.
         num_chunks: pieces of the anchor axis for the head; more take less memory.
         compute_dtype: of activations and of the weights' copies; master weights are fp32.
         remat: recompute the draft's layers in the backward pass, for large targets.
@@ -32,9 +34,30 @@ class DraftObjective:
 
     blocks: BlockConfig = field(default_factory=BlockConfig)
     loss: LossKind = "kl"
+    predicted_share: float = 0.0
     num_chunks: int = 8
     compute_dtype: str = "bfloat16"
     remat: bool = False
+
+    def __post_init__(self):
+        if not 0 <= self.predicted_share <= 1:
+            raise ValueError(f"predicted_share={self.predicted_share} must be in [0, 1]")
+        if self.predicted_share and not self.blocks.shift:
+            raise ValueError("predicted_share needs shift: without it the effective anchor predicts nothing")
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class FrozenParts:
+    """What draft training reads and never updates.
+
+    Attributes:
+        target: leaves of the target.
+        adapter: leaves of the adapter, () without one.
+    """
+
+    target: Leaves
+    adapter: Leaves = ()
 
 
 def draft_loss(
@@ -42,9 +65,10 @@ def draft_loss(
     target_definition: ModuleDef,
     draft_definition: ModuleDef,
     params: Leaves,
-    frozen: Leaves,
+    frozen: FrozenParts,
     batch: Batch,
     key: Key[Array, ""],
+    adapter_definition: ModuleDef | None = None,
 ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
     """Mean loss of the supervised rows, and what to log.
 
@@ -53,13 +77,27 @@ def draft_loss(
         rows of a fully noised block that agree without a break, what one pass would commit at most), and agreement at
         a few offsets.
     """
-    target: Target = target_definition.merge(frozen)
+    target: Target = target_definition.merge(frozen.target)
     teaching = teach(target, batch.tokens)
-    blocks = cut_blocks(key, batch.tokens, batch.answer_mask, objective.blocks)
+    for_blocks, for_share = jax.random.split(key)
+    blocks = cut_blocks(for_blocks, batch.tokens, batch.answer_mask, objective.blocks)
+    embedded = target.embed(blocks.rows)
+    num_settled = predicted = None
+    weights = blocks.weights
+    if objective.predicted_share:
+        is_predicted = jax.random.uniform(for_share, blocks.num_clean.shape) < objective.predicted_share
+        num_settled = jnp.where(is_predicted, blocks.num_clean, 0)
+        adapter: Adapter = adapter_definition.merge(cast(frozen.adapter, objective.compute_dtype))
+        predicted = chained_blocks(adapter, teaching, embedded, blocks.anchors, remat=False)
+        predicted = jax.lax.stop_gradient(predicted)
+        # Rows before the effective anchor mean nothing.
+        weights = weights * (jnp.arange(objective.blocks.num_rows)[None, None, :] >= num_settled[..., None])
 
     def run(leaves):
         draft: Draft = draft_definition.merge(leaves)
-        return draft(target.embed(blocks.rows), context_of(draft, teaching.taps), blocks.anchors)
+        context = context_of(draft, teaching.taps)
+        states = None if predicted is None else draft.inject(predicted, blocks.anchors)
+        return draft(embedded, context, blocks.anchors, num_fixed=num_settled, refreshed=states)
 
     hidden = (jax.checkpoint(run) if objective.remat else run)(cast(params, objective.compute_dtype))
     total, rows = head_loss(
@@ -67,28 +105,14 @@ def draft_loss(
         teaching.hidden,
         blocks.teacher,
         blocks.labels,
-        blocks.weights,
+        weights,
         target.head_weight,
         kind=objective.loss,
         num_chunks=objective.num_chunks,
     )
-    weight = jnp.sum(blocks.weights)
-    noised = blocks.weights * (blocks.num_clean == 0)[..., None]
-    return total / jnp.maximum(weight, 1.0), row_metrics(rows, blocks.weights, noised) | {"weight": weight}
-
-
-def row_metrics(
-    rows: RowLosses, weights: Float[Array, "B A T"], noised: Float[Array, "B A T"]
-) -> dict[str, Float[Array, ""]]:
-    """Agreement with the target: over all supervised rows, and in blocks without clean rows by offset."""
-    run = jnp.sum(jnp.cumprod(rows.agrees * noised, axis=-1), axis=-1)
-    starts = (noised.sum(axis=-1) > 0).astype(jnp.float32)
-    by_offset = {
-        f"agree_{offset}": mean_where(rows.agrees[..., offset], noised[..., offset])
-        for offset in (0, 1, 3, 7)
-        if offset < noised.shape[-1]
-    }
-    return {"top1": mean_where(rows.agrees, weights), "run": 1 + mean_where(run, starts)} | by_offset
+    weight = jnp.sum(weights)
+    noised = weights * (blocks.num_clean == 0)[..., None]
+    return total / jnp.maximum(weight, 1.0), row_metrics(rows, weights, noised) | {"weight": weight}
 
 
 def context_of(draft: Draft, taps: Float[Array, "B S M D"]) -> KVCache:
@@ -96,8 +120,3 @@ def context_of(draft: Draft, taps: Float[Array, "B S M D"]) -> KVCache:
     rows = draft.inject(taps[:, None], jnp.zeros((taps.shape[0], 1), jnp.int32))
     keys, values = (tuple(x[:, 0] for x in side) for side in (rows.keys, rows.values))
     return KVCache(keys, values, jnp.full((taps.shape[0],), taps.shape[1], jnp.int32))
-
-
-def cast(params: Any, dtype: DTypeLike) -> Any:
-    """Copies of the master weights for computing."""
-    return jax.tree.map(lambda leaf: leaf.astype(dtype), params)

@@ -10,11 +10,13 @@ from flax import nnx
 from jetspec_jax.config import DraftConfig
 from jetspec_jax.drafters.jetspecpp import JetSpecPP
 from jetspec_jax.drafting_config import DraftingConfig, RefineConfig
+from jetspec_jax.models.adapter import Adapter
 from jetspec_jax.models.draft import Draft
 from jetspec_jax.models.functional import Leaves, split, structure
 from jetspec_jax.models.target import Target
-from train.draft_objective import DraftObjective, cast, draft_loss
+from train.draft_objective import DraftObjective, FrozenParts, draft_loss
 from train.measure import Measure
+from train.sequence import cast
 
 
 class DraftTask:
@@ -25,6 +27,7 @@ class DraftTask:
         config: of the draft.
         objective: blocks and loss.
         measure: decodes held-out prompts.
+        adapter: for an objective with predicted states.
         starts_from_target: draft layers start as copies of the target's last layers, not at random.
     """
 
@@ -37,15 +40,22 @@ class DraftTask:
         objective: DraftObjective,
         measure: Measure,
         *,
+        adapter: Adapter | None = None,
         starts_from_target: bool = False,
     ):
+        if (adapter is None) != (objective.predicted_share == 0):
+            raise ValueError(
+                f"predicted_share={objective.predicted_share} with{'out' if adapter is None else ''} an adapter"
+            )
         blocks = objective.blocks
         facts = (config.block_rows, config.inputs, config.mask_token_id, config.shift)
         if facts != (blocks.num_rows, blocks.inputs, blocks.mask_token_id, blocks.shift):
             raise ValueError(f"the draft's rows, inputs, mask and shift are {facts}, the objective's {blocks}")
         self.target, self.config, self.objective, self.measure = target, config, objective, measure
-        self.starts_from_target = starts_from_target
-        self._target_definition, self._frozen = split(target)
+        self.adapter, self.starts_from_target = adapter, starts_from_target
+        self._target_definition, target_leaves = split(target)
+        self._adapter_definition, adapter_leaves = (None, ()) if adapter is None else split(adapter)
+        self._frozen = FrozenParts(target_leaves, adapter_leaves)
         self._definition = structure(nnx.eval_shape(lambda: Draft(config, dtype=jnp.float32, rngs=nnx.Rngs(0))))
 
     def init_params(self, seed: int) -> Leaves:
@@ -56,13 +66,14 @@ class DraftTask:
         return split(draft)[1]
 
     @property
-    def frozen(self) -> Leaves:
-        """The target."""
+    def frozen(self) -> FrozenParts:
+        """Target and adapter."""
         return self._frozen
 
-    def loss(self, params: Leaves, frozen: Leaves, batch: Any, key: jax.Array) -> tuple[jax.Array, dict]:
+    def loss(self, params: Leaves, frozen: FrozenParts, batch: Any, key: jax.Array) -> tuple[jax.Array, dict]:
         """See `draft_loss`."""
-        return draft_loss(self.objective, self._target_definition, self._definition, params, frozen, batch, key)
+        definitions = (self._target_definition, self._definition)
+        return draft_loss(self.objective, *definitions, params, frozen, batch, key, self._adapter_definition)
 
     def module(self, params: Leaves) -> Draft:
         """The draft as it is served, in the target's dtype."""

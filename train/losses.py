@@ -159,3 +159,17 @@ def mean_where(values: Float[Array, "*rows"], weights: Float[Array, "*rows"]) ->
     """Weighted mean, 0 if nothing has weight."""
     total = jnp.sum(weights)
     return jnp.sum(jnp.where(weights > 0, values * weights, 0.0)) / jnp.maximum(total, 1e-9)
+
+
+def row_metrics(
+    rows: RowLosses, weights: Float[Array, "B A T"], noised: Float[Array, "B A T"]
+) -> dict[str, Float[Array, ""]]:
+    """Agreement with the target: over all supervised rows, and in blocks without clean rows by offset."""
+    run = jnp.sum(jnp.cumprod(rows.agrees * noised, axis=-1), axis=-1)
+    starts = (noised.sum(axis=-1) > 0).astype(jnp.float32)
+    by_offset = {
+        f"agree_{offset}": mean_where(rows.agrees[..., offset], noised[..., offset])
+        for offset in (0, 1, 3, 7)
+        if offset < noised.shape[-1]
+    }
+    return {"top1": mean_where(rows.agrees, weights), "run": 1 + mean_where(run, starts)} | by_offset

@@ -24,6 +24,7 @@ keep a fifth free.
 
 import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -110,18 +111,23 @@ def target_config(preset: Preset) -> TargetConfig:
     Raises:
         ValueError: neither.
     """
-    if preset.target in KNOWN_TARGETS:
-        fields = KNOWN_TARGETS[preset.target]
-        return TargetConfig(**fields if preset.taps is None else fields | {"taps": preset.taps})
-    if preset.target == TARGET:
+    return _config(preset.target, preset.taps)
+
+
+@cache
+def _config(target: str, taps: tuple[int, ...] | None) -> TargetConfig:
+    if target in KNOWN_TARGETS:
+        fields = KNOWN_TARGETS[target]
+        return TargetConfig(**fields if taps is None else fields | {"taps": taps})
+    if target == TARGET:
         with tempfile.TemporaryDirectory() as folder:
-            return target_config_from_hf(read_hf_config(tiny_target_folder(Path(folder))), taps=preset.taps)
-    checkpoint = resolve(preset.target)
+            return target_config_from_hf(read_hf_config(tiny_target_folder(Path(folder))), taps=taps)
+    checkpoint = resolve(target)
     if checkpoint.kind == "gguf":
         hf_config = hf_config_from_gguf(open_gguf(checkpoint.path))
     else:
         hf_config = read_hf_config(checkpoint.path)
-    return target_config_from_hf(hf_config, taps=preset.taps)
+    return target_config_from_hf(hf_config, taps=taps)
 
 
 def sizes(preset: Preset) -> Sizes:

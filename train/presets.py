@@ -29,6 +29,7 @@ class Schedule:
         max_len: tokens per sequence; longer ones are cut.
         eval_every, save_every, log_every: in steps.
         seed: of parameters, order and noise.
+        logger: "tensorboard" for event files beside the JSON lines.
     """
 
     num_steps: int
@@ -38,6 +39,7 @@ class Schedule:
     save_every: int
     log_every: int = 20
     seed: int = 0
+    logger: Any = "none"
 
 
 @dataclass(frozen=True, kw_only=True)

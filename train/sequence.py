@@ -6,9 +6,11 @@ attention is the fused kernel of cuDNN where there is one.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jetspec_jax.models.cache import KVCache
@@ -90,3 +92,8 @@ def teach(target: Target, tokens: Int[Array, "B S"]) -> Teaching:
     cache = full_cache(keys, values) if keys else target.decoder().init_cache(tokens.shape[0], 0)
     teaching = Teaching(jnp.stack(taps, axis=2), target.norm(x), embedded, cache)
     return jax.lax.stop_gradient(teaching)
+
+
+def cast(params: Any, dtype: DTypeLike) -> Any:
+    """Copies of the master weights for computing."""
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), params)

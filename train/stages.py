@@ -173,6 +173,7 @@ class Recipe:
             stage.config_for(self.target.config),
             stage.objective,
             self.measure(),
+            adapter=self._exported_adapter() if stage.objective.predicted_share else None,
             starts_from_target=stage.starts_from_target,
         )
 
@@ -229,6 +230,12 @@ class Recipe:
             adapter, training["adapter"] = best_checkpoint(self.adapter_task, root / AdapterTask.name)
         self.export(draft, adapter, training, storage=storage)
 
+    def _exported_adapter(self) -> Adapter:
+        adapter = load_drafter_modules(self.folders.drafter, self.target)[1] if self.folders.drafter.exists() else None
+        if adapter is None:
+            raise ValueError(f"predicted states need a trained adapter in {self.folders.drafter}; train it first")
+        return adapter
+
     def exported_draft(self) -> Draft | None:
         """The draft of the export, None before there is one."""
         if not self.folders.drafter.exists():
@@ -267,6 +274,7 @@ class Recipe:
             eval_every=schedule.eval_every,
             save_every=schedule.save_every,
             log_every=schedule.log_every,
+            logger=schedule.logger,
             max_seconds=max_seconds,
         )
         settings = {name: value for name, value in asdict(stage).items() if name != "schedule"}

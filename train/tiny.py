@@ -27,7 +27,10 @@ WORDS = "red blue green small large old new cat dog bird tree house river stone 
 
 def tiny() -> Preset:
     """Less than a minute on CPU, compilation included."""
-    schedule = Schedule(num_steps=100, global_batch=16, max_len=128, eval_every=25, save_every=25, log_every=5)
+    draft, adapter = (
+        Schedule(num_steps=num_steps, global_batch=16, max_len=128, eval_every=20, save_every=20, log_every=5)
+        for num_steps in (80, 60)
+    )
     return Preset(
         name="tiny",
         target=TARGET,
@@ -41,16 +44,16 @@ def tiny() -> Preset:
         ),
         measure=MeasureConfig(num_prompts=16, max_new_tokens=48, batch_size=16, num_drafts=7),
         draft=DraftStage(
-            schedule=schedule,
-            optimizer=OptimizerConfig(peak_lr=6e-3, total_steps=schedule.num_steps),
+            schedule=draft,
+            optimizer=OptimizerConfig(peak_lr=6e-3, total_steps=draft.num_steps),
             objective=DraftObjective(
                 blocks=BlockConfig(num_anchors=16, num_rows=8), num_chunks=1, compute_dtype="float32"
             ),
             num_layers=1,
         ),
         adapter=AdapterStage(
-            schedule=schedule,
-            optimizer=OptimizerConfig(peak_lr=3e-3, total_steps=schedule.num_steps),
+            schedule=adapter,
+            optimizer=OptimizerConfig(peak_lr=3e-3, total_steps=adapter.num_steps),
             objective=AdapterObjective(
                 blocks=BlockConfig(num_anchors=8, num_rows=8), num_chunks=1, compute_dtype="float32"
             ),

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from jetspec_jax.evaluation.public_schema import CODE_PROMPT, MATHS_SUFFIX, SCHEMAS, read_prompts
@@ -93,17 +94,30 @@ def held_out_first_turns(path: Path, min_chars: int, max_chars: int) -> list[str
     return list(prompts)
 
 
+def generator() -> ModuleType:
+    """The package reasoning-gym; importing it takes seconds.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    with warnings.catch_warnings():
+        # One of its dependencies has code that Python warns about when it is first compiled.
+        warnings.simplefilter("ignore", SyntaxWarning)
+        try:
+            import reasoning_gym
+        except ImportError as error:
+            raise ValueError(
+                "generated maths problems need the package reasoning-gym: pip install 'jetspec_jax[maths]'"
+            ) from error
+    return reasoning_gym
+
+
 def gsm_symbolic(first_seed: int) -> Iterator[str]:
     """Generated grade-school word problems with the suffix of the maths sets; problem i is made from seed first + i.
 
     Ends after `GENERATED_PER_SEED` problems, so that ranges of seeds can be kept apart.
     """
-    with warnings.catch_warnings():
-        # One of its dependencies has code that Python warns about when it is first compiled.
-        warnings.simplefilter("ignore", SyntaxWarning)
-        import reasoning_gym
-
-    problems = reasoning_gym.create_dataset("gsm_symbolic", seed=first_seed, size=GENERATED_PER_SEED)
+    problems = generator().create_dataset("gsm_symbolic", seed=first_seed, size=GENERATED_PER_SEED)
     for index in range(GENERATED_PER_SEED):
         yield problems[index]["question"] + MATHS_SUFFIX
 

@@ -254,8 +254,7 @@ def test_errors_name_the_values(table_model, untrained):
     calibrated = untrained.with_drafting(calibration=Calibration.identity(), outcome_rule="calibrated")
     with pytest.raises(ValueError, match="1 prompts with max_new_tokens=1 gave no round"):
         collect_rounds(table_model, calibrated, [[1]], temperature=1.0, max_new_tokens=1, batch_size=3)
-    impossible = replace(
-        BiasedRounds(5000, seed=0).record(Calibration.identity()), outcome_nll=jnp.full((5000, 5), jnp.inf)
-    )
+    recorded = jax.tree.map(jnp.asarray, BiasedRounds(5000, seed=0).record(Calibration.identity()))
+    impossible = replace(recorded, outcome_nll=jnp.full((5000, 5), jnp.inf))
     with pytest.raises(ValueError, match="none of 5000 outcomes was possible"):
         fit_scores(impossible, np.ones(5))

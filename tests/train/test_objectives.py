@@ -15,13 +15,13 @@ from train.adapter_objective import (
     AdapterObjective,
     ReachWeighting,
     adapter_loss,
-    chained_blocks,
     position_weights,
     state_errors,
 )
 from train.batch import Batch
-from train.blocks import BlockConfig
-from train.draft_objective import DraftObjective, context_of, draft_loss
+from train.blocks import BlockConfig, cut_blocks
+from train.chained import chained_blocks
+from train.draft_objective import DraftObjective, FrozenParts, context_of, draft_loss
 from train.sequence import teach
 
 SIZE = 24
@@ -93,7 +93,7 @@ def draft_task(target, draft, **objective):
     fields = {"blocks": BlockConfig(num_anchors=6, num_rows=4), "num_chunks": 2, "compute_dtype": "float32"}
     objective = DraftObjective(**(fields | objective))
     return lambda params, batch: draft_loss(
-        objective, target_definition, definition, params, frozen, batch, KEY
+        objective, target_definition, definition, params, FrozenParts(frozen), batch, KEY
     ), params
 
 
@@ -154,6 +154,35 @@ def test_losses_and_gradients_are_finite_whatever_the_depth(target, batch, num_l
     assert all(np.isfinite(metric) for metric in metrics.values())
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(grads))
+
+
+def test_settled_rows_may_be_shown_as_predicted_states(target, draft, adapter, batch):
+    """With an exact adapter, predicted states before the effective anchor are the context it will have later."""
+    target_definition, leaves = split(target)
+    definition, params = split(draft)
+    adapter_definition, adapter_leaves = split(
+        Adapter.from_target(target, adapter_config_for(target.config, layers_per_module=(1, 1, 1)))
+    )
+    fields = {"blocks": BlockConfig(num_anchors=6, num_rows=4), "num_chunks": 1, "compute_dtype": "float32"}
+
+    def of(share):
+        objective = DraftObjective(**fields, predicted_share=share)
+        frozen = FrozenParts(leaves, adapter_leaves)
+        arguments = (objective, target_definition, definition, params, frozen, batch, KEY, adapter_definition)
+        return jax.jit(lambda batch: draft_loss(*arguments[:5], batch, *arguments[6:]))(batch)
+
+    (plain, plain_metrics), (loss, metrics) = of(0.0), of(1.0)
+    assert np.isfinite(loss)
+    assert loss != plain
+    assert 0 < metrics["weight"] < plain_metrics["weight"]  # settled rows are not supervised
+    blocks = cut_blocks(
+        jax.random.split(KEY)[0],
+        jnp.asarray(batch.tokens),
+        jnp.asarray(batch.answer_mask),
+        BlockConfig(num_anchors=6, num_rows=4),
+    )
+    expected = blocks.weights * (np.arange(4)[None, None] >= np.asarray(blocks.num_clean)[..., None])
+    assert float(metrics["weight"]) == float(expected.sum())
 
 
 @pytest.mark.parametrize("weighting", list(ReachWeighting))

@@ -8,11 +8,10 @@ import gzip
 import json
 import random
 import re
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from jetspec_jax.evaluation.benchmarks import EVALUATION_SEEDS, GENERATED_PER_SEED, gsm_symbolic
+from jetspec_jax.evaluation.benchmarks import EVALUATION_SEEDS, GENERATED_PER_SEED, generator, gsm_symbolic
 from jetspec_jax.evaluation.public_schema import MATHS_SUFFIX
 from jetspec_jax.evaluation.sharegpt import package_file
 from train.prompts.prompt import Prompt
@@ -60,17 +59,14 @@ def word_problems(num: int, seed: int) -> list[Prompt]:
 
 def other_maths(num: int, seed: int) -> list[Prompt]:
     """`num` problems mixed from `OTHER_MATHS` by their shares; small sets repeat themselves, repeats are left out."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SyntaxWarning)
-        import reasoning_gym
-
+    maths = generator()
     rng = random.Random(seed)
     total = sum(OTHER_MATHS.values())
     prompts: dict[str, Prompt] = {}
     for name, share in OTHER_MATHS.items():
         wanted = -(-num * share // total)
         # Twice as many tries as problems: some sets have few different ones.
-        problems = reasoning_gym.create_dataset(name, seed=training_seed(seed), size=2 * wanted)
+        problems = maths.create_dataset(name, seed=training_seed(seed), size=2 * wanted)
         found = 0
         for index in range(2 * wanted):
             text = _posed(problems[index]["question"], rng)
