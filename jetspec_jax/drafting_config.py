@@ -132,3 +132,7 @@ class DraftingConfig:
 
 # The defaults without foresight: for one device, where drafting ahead has nothing to hide behind.
 AT_CRITICAL_PATH = DraftingConfig(num_outcomes=0)
+# One pass on the critical path: what a parallel draft is without JetSpec++.
+PLAIN_PASS = DraftingConfig(refine=RefineConfig(num_passes=0, num_refreshes=0), num_outcomes=0).resolved(
+    is_calibrated=False
+)

@@ -17,7 +17,7 @@ from train.batch import Batch
 from train.blocks import BlockConfig, clean_blocks
 from train.chained import chained_blocks
 from train.losses import head_loss, mean_where, row_metrics, smoothed_weights
-from train.sequence import cast, teach
+from train.sequence import cast, check_dtype, teach
 
 
 class ReachWeighting(StrEnum):
@@ -35,7 +35,8 @@ class AdapterObjective:
     Attributes:
         blocks: anchors and rows; noise is not used.
         weighting, kappa: weights of the rows by the probability that they are reached.
-        survival: probability that a further draft is accepted, for `tempered`: S_o = survival^o.
+        survival: assumed probability that a further draft is accepted, for `tempered`: S_o = survival^o. The handbook
+            has S_o from decoding; .85 is what the prototype assumed too.
         state_weight: of the normalised squared errors of the states, summed over taps.
         decoder_weight: of the forward KL of the decoder's distribution.
         per_channel: normalise errors by each channel's energy instead of the layer's (a few channels of some targets
@@ -59,6 +60,9 @@ class AdapterObjective:
     def __post_init__(self):
         if not 0 <= self.kappa <= 1:
             raise ValueError(f"kappa={self.kappa} must be in [0, 1]")
+        if not self.blocks.shift or self.blocks.inputs != "noise":
+            raise ValueError("the adapter's blocks carry true tokens and predict what follows: no mask, no in-place")
+        check_dtype(self.compute_dtype)
 
 
 def adapter_loss(

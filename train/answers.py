@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 PART_RECORDS = 16384
+FACTS = "answers.json"
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,12 @@ class AnswerWriter:
     def __enter__(self) -> "AnswerWriter":
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, kind: Any, *_: Any) -> None:
         self._flush()
+        if kind is not None:  # what there is stays, but nobody shall take it for all
+            return
         facts = self.facts | {"num_records": self.num_records, "num_answer_tokens": self.num_tokens}
-        _replace_with(self.folder / "answers.json", lambda file: file.write(json.dumps(facts, indent=1).encode()))
+        _replace_with(self.folder / FACTS, lambda file: file.write(json.dumps(facts, indent=1).encode()))
 
     def _flush(self) -> None:
         if not self._pending:

@@ -77,6 +77,8 @@ def calibrate_drafter(
     """
     if critical := [point.name for point in points if not point.num_outcomes]:
         raise ValueError(f"nothing to calibrate on the critical path: {', '.join(critical)}; give points with B=")
+    if plain := [point.name for point in points if point.temperature and not point.couple_noise]:
+        raise ValueError(f"calibrations are for coupled noise, not for {', '.join(plain)}")
     folder, trained = load_trained(recipe, drafter)
     _check_points(trained, points)
     prompts = recipe.held_out()[-num_prompts:]

@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 from jetspec_jax.evaluation.benchmarks import INSTALLABLE
 from train import commands
 from train.presets import known_presets, preset
+from train.run_config import RunError
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -21,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for assignment in arguments.set:
             chosen = with_setting(chosen, assignment)
         arguments.run(chosen, arguments)
-    except ValueError as error:
+    except (ValueError, OSError, RunError) as error:
         raise SystemExit(f"error: {error}") from error
 
 
@@ -77,6 +78,7 @@ def _add_training(stage: argparse.ArgumentParser) -> None:
     stage.add_argument("--coordinator", help="host:port of process 0, for several hosts; 'auto' asks the cluster")
     stage.add_argument("--num-processes", type=int, help="of the run")
     stage.add_argument("--process-id", type=int, help="of this process, from 0")
+    stage.add_argument("--name", help="folder under --folder for checkpoints and metrics; the stage's name")
     stage.add_argument("--start-from", type=Path, help="drafter folder whose weights training starts from")
 
 

@@ -9,14 +9,11 @@ from train.presets import Preset
 
 def collect(preset: Preset, arguments: argparse.Namespace) -> None:
     """`prompts`."""
-    from train.prompts.prompt import Prompt
+    from train.prompts.prompt import read_prompts
 
     recipe = _recipe(preset, arguments)
-    if arguments.prompts is None:
-        kept = recipe.make_prompts()
-    else:
-        rows = [json.loads(line) for line in arguments.prompts.read_text().splitlines() if line.strip()]
-        kept = recipe.keep_prompts([Prompt(row["source"], row["text"]) for row in rows])
+    given = None if arguments.prompts is None else read_prompts(arguments.prompts)
+    kept = recipe.make_prompts() if given is None else recipe.keep_prompts(given)
     print(f"{len(kept.token_ids)} prompts in {recipe.folders.prompts}")
 
 
@@ -36,14 +33,16 @@ def train_draft(preset: Preset, arguments: argparse.Namespace) -> None:
     """`draft`."""
     _initialize(arguments)
     recipe = _recipe(preset, arguments)
-    _report(recipe.train_draft(start_from=arguments.start_from, max_seconds=arguments.max_seconds))
+    options = {"start_from": arguments.start_from, "max_seconds": arguments.max_seconds}
+    _report(recipe.train_draft(name=arguments.name or "draft", **options))
 
 
 def train_adapter(preset: Preset, arguments: argparse.Namespace) -> None:
     """`adapter`."""
     _initialize(arguments)
     recipe = _recipe(preset, arguments)
-    _report(recipe.train_adapter(start_from=arguments.start_from, max_seconds=arguments.max_seconds))
+    options = {"start_from": arguments.start_from, "max_seconds": arguments.max_seconds}
+    _report(recipe.train_adapter(name=arguments.name or "adapter", **options))
 
 
 def export(preset: Preset, arguments: argparse.Namespace) -> None:

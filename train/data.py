@@ -31,6 +31,11 @@ class DataRecipe:
     temperatures: tuple[float, ...] = (0.0, 0.8)
     seed: int = 0
 
+    def __post_init__(self):
+        temperatures = self.temperatures
+        if not isinstance(temperatures, tuple) or not temperatures or not all(0 <= t < 10 for t in temperatures):
+            raise ValueError(f"temperatures={temperatures!r} must be a list of numbers of at least 0")
+
 
 @dataclass(frozen=True)
 class DataReport:

@@ -14,8 +14,8 @@ from jetspec_jax.models.target import Target
 from train.batch import Batch
 from train.blocks import BlockConfig, cut_blocks
 from train.chained import chained_blocks
-from train.losses import LossKind, head_loss, row_metrics
-from train.sequence import cast, teach
+from train.losses import LOSS_KINDS, LossKind, head_loss, row_metrics
+from train.sequence import cast, check_dtype, teach
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,9 @@ class DraftObjective:
     remat: bool = False
 
     def __post_init__(self):
+        if self.loss not in LOSS_KINDS:
+            raise ValueError(f"loss={self.loss!r} is not one of {', '.join(LOSS_KINDS)}")
+        check_dtype(self.compute_dtype)
         if not 0 <= self.predicted_share <= 1:
             raise ValueError(f"predicted_share={self.predicted_share} must be in [0, 1]")
         if self.predicted_share and not self.blocks.shift:

@@ -107,7 +107,7 @@ class AnswerEngine:
                 f"target's context of {limit}"
             )
         self.config = config
-        self.device = jax.devices()[0] if device is None else device
+        self.device = jax.local_devices()[0] if device is None else device
         self.end_ids = tuple(end_ids)
         self._definition, leaves = split(target)
         self._leaves = place(leaves, self.device)

@@ -86,9 +86,8 @@ def standard_points() -> list[EvaluationPoint]:
 
 
 def calibration_points() -> list[EvaluationPoint]:
-    """What a calibration is fitted for; other points take the nearest one."""
-    temperatures = ("", " T=0.7", " T=1")
-    return [EvaluationPoint.parse(f"{refine} B=4{warmth}") for refine in ("J1-R1", "J3-R3") for warmth in temperatures]
+    """What a calibration is fitted for; other points take the nearest one, and serving takes that of T = 0."""
+    return [EvaluationPoint.parse(f"{refine} B=4") for refine in ("J1-R1", "J3-R3")]
 
 
 def calibrated_drafting(drafter: JetSpecPP, entries: Sequence[CalibrationEntry]) -> Drafting:
@@ -103,7 +102,9 @@ def calibrated_drafting(drafter: JetSpecPP, entries: Sequence[CalibrationEntry])
         found = point.drafter(drafter)
         kind = {"refine": found.drafting.refine.name, "num_outcomes": point.num_outcomes}
         entry = nearest(entries, temperature=point.temperature, **kind)
-        if entry is None or not found.foresees or point.outcome_rule not in (None, "calibrated"):
+        # Fits are for coupled noise; without it the evidence means something else.
+        is_plain = point.temperature > 0 and not point.couple_noise
+        if entry is None or not found.foresees or is_plain or point.outcome_rule not in (None, "calibrated"):
             return found
         decision = entry.decision_temperature if point.decision_temperature is None else point.decision_temperature
         return found.with_drafting(
@@ -149,6 +150,7 @@ def evaluate_sets(
         raise ValueError(
             f"need distinct points and non-empty sets, got {names}, { {k: len(v) for k, v in sets.items()} }"
         )
+    path.parent.mkdir(parents=True, exist_ok=True)
     record = json.loads(path.read_text()) if path.exists() else {"configurations": {}, "points": {}}
     record |= environment(model)
     models: dict[tuple, LanguageModel] = {}

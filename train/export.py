@@ -13,9 +13,9 @@ from jetspec_jax.models.functional import Leaves, split
 from jetspec_jax.models.target import Target
 from train.adapter_task import AdapterTask
 from train.checkpoints import Checkpoints
-from train.draft_objective import cast
 from train.draft_task import DraftTask
 from train.loop import RunResult
+from train.sequence import cast
 
 
 def load_modules(folder: Path, target: Target) -> tuple[Draft, Adapter | None]:
@@ -54,11 +54,18 @@ def best_checkpoint(task: DraftTask | AdapterTask, folder: Path) -> tuple[Draft 
     return task.module(params), {"step": step} | (checkpoints.metrics(step) or {})
 
 
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a stage's folder holds a complete checkpoint."""
+    return (folder / "checkpoints").is_dir() and bool(Checkpoints(folder / "checkpoints", keep=1_000).steps())
+
+
 def best_params(result: RunResult) -> Any:
     """Of the best checkpoint of a run, of the last step where none was measured."""
     return result.params if result.best_params is None else result.best_params
 
 
 def result_facts(result: RunResult) -> dict[str, Any]:
-    """What an export records of a run."""
-    return {"step": result.step if result.best_step is None else result.best_step} | result.metrics
+    """What an export records of a run: the step its weights are from, and what was measured there."""
+    if result.best_step is None:
+        return {"step": result.step}
+    return {"step": result.best_step, **result.best_metrics}

@@ -21,14 +21,14 @@ from train.loader import Loader, Source
 from train.metrics import MetricsLog
 from train.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from train.progress import TrainingProgress
-from train.run_config import RunConfig, check_same_run, identity
+from train.run_config import RunConfig, RunError, check_same_run, identity
 from train.step import init_state, make_train_step
 from train.stopping import Stopping
 from train.supervision import check_supervision
 from train.task import Params, Task
 
 
-class TooManySkippedSteps(RuntimeError):
+class TooManySkippedSteps(RunError):
     """So many steps in a row had no finite update or nothing to supervise that training makes no sense."""
 
 
@@ -40,6 +40,7 @@ class RunResult:
         params: after the last step, on one device.
         best_params: of the checkpoint with the largest tau, None without any evaluation.
         best_step: its step.
+        best_metrics: of the evaluation there; empty without any.
         metrics: of the last logged step this process saw, and of the last evaluation as "evaluation/NAME".
         step: steps made.
         stopped_by: "signal" or "time"; None if all steps were made.
@@ -48,6 +49,7 @@ class RunResult:
     params: Params
     best_params: Params | None
     best_step: int | None
+    best_metrics: dict[str, float]
     metrics: dict[str, float]
     step: int
     stopped_by: str | None
@@ -234,10 +236,13 @@ class _Trainer:
 
     def _result(self, stopped_by: str | None) -> RunResult:
         best_step = self.checkpoints.best_step()
-        best = None
+        best, best_metrics = None, {}
         if best_step is not None:
+            best_metrics = self.checkpoints.metrics(best_step) or {}
             best = local_copy(self.checkpoints.load_params(best_step, self.state.params))
-        return RunResult(local_copy(self.state.params), best, best_step, self.metrics, self.step, stopped_by)
+        return RunResult(
+            local_copy(self.state.params), best, best_step, best_metrics, self.metrics, self.step, stopped_by
+        )
 
     def close(self) -> None:
         self.loader.close()

@@ -111,6 +111,7 @@ def _forward(student, teacher, at, labels, weights, head_weight, kind, smoothing
             return jnp.sum(jnp.where(weights > 0, losses.loss * reached, 0.0)), losses
 
         (total, losses), gradient = jax.value_and_grad(loss, has_aux=True)(head(student))
+        gradient = jnp.where((weights > 0)[..., None], gradient, 0.0)
         # In the head's dtype: the product of an fp32 gradient would be several times slower than the head itself.
         gradient = jnp.einsum(
             "...v,vd->...d",
@@ -165,7 +166,10 @@ def row_metrics(
     rows: RowLosses, weights: Float[Array, "B A T"], noised: Float[Array, "B A T"]
 ) -> dict[str, Float[Array, ""]]:
     """Agreement with the target: over all supervised rows, and in blocks without clean rows by offset."""
-    run = jnp.sum(jnp.cumprod(rows.agrees * noised, axis=-1), axis=-1)
+    # Rows before the first supervised one (the anchor of an in-place draft) neither count nor break a run.
+    is_before = jnp.cumsum(noised, axis=-1) == 0
+    unbroken = jnp.cumprod(jnp.where(is_before, 1.0, rows.agrees * noised), axis=-1)
+    run = jnp.sum(jnp.where(is_before, 0.0, unbroken), axis=-1)
     starts = (noised.sum(axis=-1) > 0).astype(jnp.float32)
     by_offset = {
         f"agree_{offset}": mean_where(rows.agrees[..., offset], noised[..., offset])

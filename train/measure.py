@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import jax
+
 from jetspec_jax.drafters.jetspecpp import JetSpecPP
 from jetspec_jax.evaluation.acceptance import Acceptance, measure_acceptance
 from jetspec_jax.language_model import LanguageModel
@@ -46,7 +48,9 @@ class Measure:
     def __call__(self, drafter: JetSpecPP) -> Acceptance:
         """Decodes greedily with a drafter; all drafters given must have the same options."""
         if self._model is None:
-            self._model = LanguageModel(self._target, drafter=drafter, progress=False)
+            # Of this process: the first device of all may belong to another one.
+            device = jax.local_devices()[0]
+            self._model = LanguageModel(self._target, drafter=drafter, device=device, progress=False)
             self._model.eos_token_ids = self._end_ids
         else:
             self._model.programs.set_draft_leaves(drafter.place(self._model.device))

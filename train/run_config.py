@@ -8,6 +8,10 @@ from typing import Any
 from train.optimizer import OptimizerConfig
 
 
+class RunError(RuntimeError):
+    """A run that cannot go on, for a reason that its user can do something about."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Settings of `loop.run`.

@@ -97,3 +97,9 @@ def teach(target: Target, tokens: Int[Array, "B S"]) -> Teaching:
 def cast(params: Any, dtype: DTypeLike) -> Any:
     """Copies of the master weights for computing."""
     return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+
+
+def check_dtype(name: str) -> None:
+    """`ValueError` unless training can compute in it."""
+    if name not in ("float32", "bfloat16"):
+        raise ValueError(f"compute_dtype={name!r} is not supported (float32, bfloat16)")

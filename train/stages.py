@@ -11,14 +11,13 @@ Calibration and evaluation of the result are in `assess.py`.
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 
 from jetspec_jax.checkpoints.drafter_files import save_drafter
@@ -34,7 +33,8 @@ from train.answers import AnswerSource
 from train.data import DataReport, make_answers
 from train.devices import is_primary
 from train.draft_task import DraftTask
-from train.export import best_checkpoint, best_params, load_modules, master_weights, result_facts
+from train.export import best_checkpoint, best_params, has_checkpoint, load_modules, master_weights, result_facts
+from train.folders import Folders, split_records
 from train.loop import RunResult, run
 from train.mask_report import mask_report
 from train.measure import Measure
@@ -42,28 +42,6 @@ from train.presets import Preset, Schedule
 from train.prompt_set import PromptSet
 from train.run_config import RunConfig
 from train.tiny import TARGET, tiny_prompts, tiny_target_folder
-
-
-@dataclass(frozen=True)
-class Folders:
-    """Where everything of a run lies."""
-
-    root: Path
-
-    @property
-    def prompts(self) -> Path:
-        """Tokenised prompts."""
-        return self.root / "prompts.npz"
-
-    @property
-    def answers(self) -> Path:
-        """The target's answers."""
-        return self.root / "answers"
-
-    @property
-    def drafter(self) -> Path:
-        """The export."""
-        return self.root / "drafter"
 
 
 class Recipe:
@@ -132,6 +110,7 @@ class Recipe:
     def keep_prompts(self, prompts: list) -> PromptSet:
         """Tokenises prompts and writes them."""
         encoded = PromptSet.encode(prompts, self.tokenizer, max_len=self.preset.data.engine.max_prompt_len)
+        split_records(len(encoded.token_ids), self.preset.held_out)  # refuses too few
         self.folders.root.mkdir(parents=True, exist_ok=True)
         encoded.save(self.folders.prompts)
         return encoded
@@ -151,14 +130,14 @@ class Recipe:
 
     def held_out(self) -> list[list[int]]:
         """Prompts of the records that no stage trains on."""
-        source = AnswerSource(self.folders.answers, 1)
-        numbers = _split(len(source), self.preset.held_out)[0]
+        source = self.folders.source(1)
+        numbers = split_records(len(source), self.preset.held_out)[0]
         return [source.token_ids(int(n))[: source.prompt_lens[n]].tolist() for n in numbers]
 
     def training_source(self, max_len: int) -> AnswerSource:
         """The records that stages train on."""
-        everything = AnswerSource(self.folders.answers, max_len)
-        return everything.only(_split(len(everything), self.preset.held_out)[1].tolist())
+        everything = self.folders.source(max_len)
+        return everything.only(split_records(len(everything), self.preset.held_out)[1].tolist())
 
     def measure(self) -> Measure:
         """Decodes held-out prompts."""
@@ -173,7 +152,7 @@ class Recipe:
             stage.config_for(self.target.config),
             stage.objective,
             self.measure(),
-            adapter=self._exported_adapter() if stage.objective.predicted_share else None,
+            adapter=self._needed_adapter() if stage.objective.predicted_share else None,
             starts_from_target=stage.starts_from_target,
         )
 
@@ -191,26 +170,43 @@ class Recipe:
         )
 
     def train_draft(
-        self, *, start_from: Path | None = None, max_seconds: float | None = None, note: Callable[[str], Any] = print
+        self,
+        *,
+        name: str = DraftTask.name,
+        start_from: Path | None = None,
+        max_seconds: float | None = None,
+        note: Callable[[str], Any] = print,
     ) -> RunResult:
         """Trains the draft and exports the best checkpoint.
 
         Args:
-            start_from: a drafter folder whose draft training starts from; None starts as the preset says.
+            name: of the folder for checkpoints and metrics; another one for another run over the same answers.
+            start_from: a drafter folder whose draft training starts from; None starts as the preset says. A run that
+                goes on takes its own weights, and must be given the same folder.
             max_seconds: wall-clock limit; what there is then is saved, measured and exported.
             note: told what is supervised.
         """
+        self._check_answers()
         params = None if start_from is None else master_weights(load_modules(start_from, self.target)[0], start_from)
-        result = self._run(self.draft_task, self.preset.draft, params, max_seconds, note)
-        self.export(self.draft_task.module(best_params(result)), None, {"draft": result_facts(result)})
+        result = self._run(name, self.draft_task, self.preset.draft, params, start_from, max_seconds, note)
+        adapter = self._exported_adapter()  # a draft may be trained again, on predicted states for one
+        if adapter is not None:
+            note("the adapter stays; a calibration was fitted to the old draft and goes")
+        self.export(self.draft_task.module(best_params(result)), adapter, {"draft": result_facts(result)})
         return result
 
     def train_adapter(
-        self, *, start_from: Path | None = None, max_seconds: float | None = None, note: Callable[[str], Any] = print
+        self,
+        *,
+        name: str = AdapterTask.name,
+        start_from: Path | None = None,
+        max_seconds: float | None = None,
+        note: Callable[[str], Any] = print,
     ) -> RunResult:
         """Trains the adapter and exports it with the draft; see `train_draft` for the arguments."""
+        self._check_answers()
         params = None if start_from is None else master_weights(load_modules(start_from, self.target)[1], start_from)
-        result = self._run(self.adapter_task, self.preset.adapter, params, max_seconds, note)
+        result = self._run(name, self.adapter_task, self.preset.adapter, params, start_from, max_seconds, note)
         draft = self.exported_draft()  # it may have been trained meanwhile
         if draft is None:
             note(f"no draft in {self.folders.drafter}: train it, then `python -m train export`")
@@ -226,15 +222,22 @@ class Recipe:
         root = self.folders.root
         draft, facts = best_checkpoint(self.draft_task, root / DraftTask.name)
         training, adapter = {"draft": facts}, None
-        if (root / AdapterTask.name).exists():
+        if has_checkpoint(root / AdapterTask.name):
             adapter, training["adapter"] = best_checkpoint(self.adapter_task, root / AdapterTask.name)
         self.export(draft, adapter, training, storage=storage)
 
-    def _exported_adapter(self) -> Adapter:
-        adapter = load_drafter_modules(self.folders.drafter, self.target)[1] if self.folders.drafter.exists() else None
+    def _exported_adapter(self) -> Adapter | None:
+        return load_modules(self.folders.drafter, self.target)[1] if self.folders.drafter.exists() else None
+
+    def _needed_adapter(self) -> Adapter:
+        adapter = self._exported_adapter()
         if adapter is None:
             raise ValueError(f"predicted states need a trained adapter in {self.folders.drafter}; train it first")
         return adapter
+
+    def _check_answers(self) -> None:
+        """Before the target is loaded: what is missing is said at once."""
+        self.folders.answer_facts(self.preset.target)
 
     def exported_draft(self) -> Draft | None:
         """The draft of the export, None before there is one."""
@@ -260,31 +263,30 @@ class Recipe:
         )
 
     def _run(
-        self, task: Any, stage: Any, params: Leaves | None, max_seconds: float | None, note: Callable[[str], Any]
+        self,
+        name: str,
+        task: Any,
+        stage: Any,
+        params: Leaves | None,
+        start_from: Path | None,
+        max_seconds: float | None,
+        note: Callable[[str], Any],
     ) -> RunResult:
         schedule: Schedule = stage.schedule
         source = self.training_source(schedule.max_len)
         if is_primary():
             note(mask_report(source, self.tokenizer))
-        config = RunConfig(
-            folder=self.folders.root / task.name,
-            num_steps=schedule.num_steps,
-            global_batch=schedule.global_batch,
-            seed=schedule.seed,
-            eval_every=schedule.eval_every,
-            save_every=schedule.save_every,
-            log_every=schedule.log_every,
-            logger=schedule.logger,
-            max_seconds=max_seconds,
-        )
-        settings = {name: value for name, value in asdict(stage).items() if name != "schedule"}
-        facts = json.loads(json.dumps({"stage": settings, "max_len": schedule.max_len}))
-        return run(task, source, stage.optimizer, config, init_params=params, facts=facts)
-
-
-def _split(num_records: int, held_out: int) -> tuple[np.ndarray, np.ndarray]:
-    """Record numbers that are held out, and the others; the same for every stage."""
-    if held_out >= num_records:
-        raise ValueError(f"held_out={held_out} of {num_records} records leaves nothing to train on")
-    order = np.random.default_rng(0).permutation(num_records)
-    return order[:held_out], np.sort(order[held_out:])
+        fields = {name: value for name, value in asdict(schedule).items() if name != "max_len"}
+        config = RunConfig(folder=self.folders.root / name, max_seconds=max_seconds, **fields)
+        settings = {name: value for name, value in asdict(stage).items() if name not in ("schedule", "optimizer")}
+        facts = {
+            "stage": settings,
+            "max_len": schedule.max_len,
+            "taps": self.target.config.taps,
+            "held_out": self.preset.held_out,
+            "answers": self.folders.answer_facts(self.preset.target),
+            "start_from": None if start_from is None else Path(start_from).name,
+        }
+        # The learning rate ends with the schedule.
+        optimizer = replace(stage.optimizer, total_steps=schedule.num_steps)
+        return run(task, source, optimizer, config, init_params=params, facts=json.loads(json.dumps(facts)))

@@ -25,17 +25,12 @@ from jetspec_jax.decoding.row_params import RowParams, SamplingSpec
 from jetspec_jax.decoding.state import ContextRows, Verdict
 from jetspec_jax.drafters.predictor import AdapterPredictor, as_predictor
 from jetspec_jax.drafters.protocol import DraftView
-from jetspec_jax.drafting_config import DraftingConfig, RefineConfig
+from jetspec_jax.drafting_config import PLAIN_PASS, DraftingConfig, RefineConfig
 from jetspec_jax.models.adapter import Adapter
 from jetspec_jax.models.cache import KVCache
 from jetspec_jax.models.decoder import Decoder
 from jetspec_jax.models.draft import Draft
 from jetspec_jax.models.functional import Leaves, place, split
-
-# One pass on the critical path: what a parallel draft is without JetSpec++.
-PLAIN_PASS = DraftingConfig(refine=RefineConfig(num_passes=0, num_refreshes=0), num_outcomes=0).resolved(
-    is_calibrated=False
-)
 
 
 @jax.tree_util.register_dataclass

@@ -27,14 +27,30 @@ def test_every_preset_describes_models_of_its_target(name):
         assert draft.mask_token_id not in target.eos_token_ids
 
 
+# Causal, next-token alignment, inputs, share of fully noised blocks, loss.
+WHAT_ABLATIONS_TRAIN = {
+    "": (True, True, "noise", 0.25, "kl"),
+    "mask-inputs": (True, True, "mask", 1.0, "kl"),
+    "jetspec": (True, False, "mask", 1.0, "kl"),
+    "dflash-kl": (False, False, "mask", 1.0, "kl"),
+    "never-fully-noised": (True, True, "noise", 0.0, "kl"),
+    "fully-noised-half": (True, True, "noise", 0.5, "kl"),
+    "fully-noised-only": (True, True, "noise", 1.0, "kl"),
+    "sft": (True, True, "noise", 0.25, "sft"),
+    "reverse-kl": (True, True, "noise", 0.25, "reverse_kl"),
+    "bidirectional": (False, True, "noise", 0.25, "kl"),
+}
+
+
 @pytest.mark.parametrize("ablation", ["", *ABLATIONS])
 def test_every_ablation_makes_a_task(ablation):
     chosen = preset(f"smollm2-135m+{ablation}" if ablation else "smollm2-135m")
     target = tiny_target()
     measure = Measure(target, [[1, 2]], (), chosen.measure)
     task = DraftTask(target, chosen.draft.config_for(target.config), chosen.draft.objective, measure)
-    assert task.config.causal == chosen.draft.causal == (ablation not in ("dflash", "bidirectional"))
-    assert task.config.shift == (ablation not in ("dflash", "jetspec"))
+    blocks = task.objective.blocks
+    found = (task.config.causal, task.config.shift, task.config.inputs, blocks.fully_noised_share, task.objective.loss)
+    assert found == WHAT_ABLATIONS_TRAIN[ablation]
 
 
 def test_mask_token_of_smollm2_is_in_no_text():

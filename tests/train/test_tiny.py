@@ -48,6 +48,14 @@ def test_tiny_recipe_from_nothing_drafts_well(tmp_path, capsys, quick_compilatio
     (entry,) = json.loads((run / "drafter" / "calibration.json").read_text())["entries"]
     assert (entry["refine"], entry["num_outcomes"], entry["temperature"]) == ("J1-R1", 2, 0.0)
 
+    # A second training of the draft, on predicted states; the adapter stays.
+    again = ["--name", "settled", "--start-from", str(run / "drafter"), "--set", "draft.schedule.num_steps=4"]
+    calibration = (run / "drafter" / "calibration.json").read_bytes()
+    stage("draft", *again, "--set", "draft.objective.predicted_share=0.5")
+    assert (run / "drafter" / "adapter").is_dir()
+    assert not (run / "drafter" / "calibration.json").exists()  # it was fitted to the first draft
+    (run / "drafter" / "calibration.json").write_bytes(calibration)
+
     model = jetspec_jax.load(
         run / "target", drafter=run / "drafter", drafting=DraftingConfig(num_drafts=7), progress=False
     )
