@@ -21,8 +21,8 @@ class TargetFacts:
 
     Attributes:
         name: for people; not compared.
-        model_type .. taps: as in `TargetConfig` and its shape. A target of the same shape (a base model, a fine-tune) passes: its text is
-            right with this drafter, only τ is lower.
+        model_type .. taps: as in `TargetConfig` and its shape. A target of the same shape (a base model, a fine-tune)
+            passes: its text is right with this drafter, only τ is lower.
     """
 
     name: str

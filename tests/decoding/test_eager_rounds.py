@@ -24,7 +24,7 @@ NUM_ROUNDS = 492
 NUM_DRAFTS = 5
 
 
-@pytest.mark.parametrize("refine", ["J0", "J3-R3"])
+@pytest.mark.parametrize("refine", [pytest.param("J0", marks=pytest.mark.slow), "J3-R3"])
 def test_492_draft_rounds_match_eager_recomputation(refine):
     # Three target layers, two of them tapped, one in the decoder; an adapter that is not exact; one more layer in it.
     config = tiny_config(num_layers=3, taps=(0, 1))

@@ -1,6 +1,9 @@
 """The whole recipe from nothing, one command per stage, as users run it."""
 
 import json
+import socket
+import subprocess
+import sys
 import time
 
 import jax
@@ -65,3 +68,21 @@ def test_tiny_recipe_from_nothing_drafts_well(tmp_path, capsys, quick_compilatio
     assert output.token_ids == plain.token_ids
     assert output.stats.hit_rate > 0
     assert seconds < MAX_SECONDS
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_measure_together(tmp_path):
+    """Each measures on a device of its own: the first device of all belongs to process 0."""
+    run = tmp_path / "run"
+    main(["data", "--preset", "tiny", "--folder", str(run)])
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    steps = ["--set", "draft.schedule.num_steps=6", "--set", "draft.schedule.eval_every=6"]
+    command = [sys.executable, "-m", "train", "draft", "--preset", "tiny", "--folder", str(run), *steps]
+    joining = ["--coordinator", f"localhost:{port}", "--num-processes", "2", "--process-id"]
+    processes = [subprocess.Popen([*command, *joining, str(i)], stdout=subprocess.PIPE, text=True) for i in range(2)]
+    results = [json.loads(p.communicate(timeout=300)[0].strip().splitlines()[-1]) for p in processes]
+    assert results[0] == results[1]
+    assert results[0]["evaluation/tau"] >= 1
+    assert (run / "drafter" / "draft" / "config.json").exists()
