@@ -112,16 +112,16 @@ def load_calibrations(path: Path) -> list[CalibrationEntry]:
 def nearest(
     entries: Sequence[CalibrationEntry], *, temperature: float, refine: str, num_outcomes: int
 ) -> CalibrationEntry | None:
-    """The entry fitted under the most similar conditions; None if there is none at all.
+    """The entry fitted under the most similar conditions; None if there is none for this refinement.
 
-    The refinement decides first, then the temperature, then the number of outcomes.
+    The temperature decides before the number of outcomes. Blocks of another refinement are right for other reasons, and
+    a fit to them would mislead.
     """
 
-    def distance(entry: CalibrationEntry) -> tuple[bool, float, int]:
-        other = entry.refine != refine
-        return other, abs(entry.temperature - temperature), abs(entry.num_outcomes - num_outcomes)
+    def distance(entry: CalibrationEntry) -> tuple[float, int]:
+        return abs(entry.temperature - temperature), abs(entry.num_outcomes - num_outcomes)
 
-    return min(entries, key=distance, default=None)
+    return min((entry for entry in entries if entry.refine == refine), key=distance, default=None)
 
 
 def _check_unique(keys: Sequence[tuple[float, str, int]]) -> None:

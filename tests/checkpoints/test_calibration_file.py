@@ -125,7 +125,6 @@ def test_refuses_two_entries_for_the_same_conditions(tmp_path):
         pytest.param((0.9, "J1-R1", 4), (1.0, "J1-R1", 16), id="temperature-before-outcomes"),
         pytest.param((0.0, "J1-R1", 1), (0.0, "J1-R1", 2), id="nearest-outcomes"),
         pytest.param((1.0, "J3-R3", 16), (0.0, "J3-R3", 4), id="refinement-before-temperature"),
-        pytest.param((1.0, "J0", 16), (1.0, "J1-R1", 16), id="unknown-refinement"),
     ],
 )
 def test_finds_the_nearest_entry(wanted, expected):
@@ -133,6 +132,10 @@ def test_finds_the_nearest_entry(wanted, expected):
     names = ("temperature", "refine", "num_outcomes")
     entries = [replace(ENTRY, **dict(zip(names, key, strict=True))) for key in keys]
     assert nearest(entries, **dict(zip(names, wanted, strict=True))).key == expected
+
+
+def test_finds_nothing_for_another_refinement():
+    assert nearest([ENTRY], temperature=0.0, refine="J3-R3", num_outcomes=4) is None
 
 
 def test_finds_nothing_among_nothing():

@@ -1,6 +1,7 @@
 """Records of acceptance: per set and point, merged, and kept when a later point fails."""
 
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -131,13 +132,16 @@ def test_calibration_is_used_where_blocks_are_drafted_ahead(trained):
     assert at(EvaluationPoint.parse("J1-R1")).calibration is None
     other = at(EvaluationPoint(name="x", refine="J1-R1", num_outcomes=2, outcome_rule="geometric"))
     assert other.drafting.outcome_rule == "geometric"
+    hot = replace(entry, temperature=1.0)
+    plain = calibrated_drafting(trained, [hot])(EvaluationPoint.parse("J1-R1 B=2 T=1 plain"))
+    assert plain.calibration is None  # fitted for coupled noise
     assert calibrated_drafting(trained, [])(EvaluationPoint.parse("J1-R1 B=2")).calibration is None
 
 
 def test_points_to_calibrate_draft_ahead():
     points = calibration_points()
     assert all(point.num_outcomes for point in points)
-    assert {point.temperature for point in points} == {0.0, 0.7, 1.0}
+    assert {point.refine for point in points} == {"J1-R1", "J3-R3"}
 
 
 def test_point_drafts_as_it_says(trained):
