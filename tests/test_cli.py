@@ -19,8 +19,9 @@ def folder(tmp_path_factory) -> str:
 @pytest.fixture(autouse=True)
 def cache_outside_home(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("JETSPEC_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    before = jax.config.jax_compilation_cache_dir  # of the session; the command line sets its own
     yield
-    jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update("jax_compilation_cache_dir", before)
 
 
 def run(capsys, *argv: str) -> tuple[int, str, str]:

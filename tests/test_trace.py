@@ -152,8 +152,9 @@ def cache_outside_home(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("JETSPEC_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
     # One layer instead of five compiles sooner.
     monkeypatch.setattr("jetspec_jax.drafters.jetspecpp.draft_config_for", partial(draft_config_for, num_layers=1))
+    before = jax.config.jax_compilation_cache_dir  # of the session; the command line sets its own
     yield
-    jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update("jax_compilation_cache_dir", before)
 
 
 @pytest.mark.usefixtures("cache_outside_home")

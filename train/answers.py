@@ -1,8 +1,8 @@
 """Answers on disk: token ids of prompt and answer, in parts that are complete or absent.
 
 A folder holds `part-00000.npz`, ... and `answers.json` (which target, which temperatures, counts). A part is written
-under another name and renamed, so a killed run leaves only whole parts. As a source for training, record i is a padded
-row with the mask of its answer.
+under another name and renamed, so a killed run leaves only whole parts, and a later one goes on after them. As a source
+for training, record i is a padded row with the mask of its answer.
 """
 
 import json
@@ -24,6 +24,7 @@ class Record:
     """One answered prompt.
 
     Attributes:
+        index: of the prompt among all that are to be answered.
         token_ids: prompt (chat template applied), then the answer with its end-of-turn token if it was reached.
         prompt_len: tokens of the prompt.
         source: where the prompt is from.
@@ -31,6 +32,7 @@ class Record:
         is_complete: whether the answer reached the end of its turn.
     """
 
+    index: int
     token_ids: Sequence[int]
     prompt_len: int
     source: str
@@ -39,16 +41,34 @@ class Record:
 
 
 class AnswerWriter:
-    """Appends parts to a folder; use as a context manager."""
+    """Appends parts to a folder; use as a context manager.
 
-    def __init__(self, folder: Path, *, vocab_size: int, facts: dict[str, Any]):
-        self.folder, self.facts = Path(folder), facts
+    Args:
+        folder: of the answers; answers that are there must have been made under the same `facts`.
+        vocab_size: of the target.
+        facts: what the answers depend on, JSON types.
+        notes: what else is to be recorded.
+
+    Attributes:
+        done: indices of the prompts that are answered already.
+
+    Raises:
+        ValueError: the folder holds answers made otherwise.
+    """
+
+    def __init__(self, folder: Path, *, vocab_size: int, facts: dict[str, Any], notes: dict[str, Any] | None = None):
+        self.folder, self.notes = Path(folder), notes or {}
+        self.facts = json.loads(json.dumps(facts))
         self.folder.mkdir(parents=True, exist_ok=True)
-        if list(self.folder.glob("part-*.npz")):
-            raise ValueError(f"{self.folder} holds answers already; give another folder or remove it")
+        self._check_same()
+        parts = sorted(self.folder.glob("part-*.npz"))
+        indices = [np.load(path)["index"] for path in parts]
+        self.done = frozenset(np.concatenate(indices).tolist()) if parts else frozenset()
+        self._write_facts(is_finished=False)
         self._dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
         self._pending: list[Record] = []
-        self.num_records = self.num_tokens = self._num_parts = 0
+        self.num_records = self.num_tokens = 0
+        self._num_parts = len(parts)
 
     def add(self, record: Record) -> None:
         """Takes a record; it is on disk once its part is full or the writer is closed."""
@@ -65,8 +85,26 @@ class AnswerWriter:
         self._flush()
         if kind is not None:  # what there is stays, but nobody shall take it for all
             return
-        facts = self.facts | {"num_records": self.num_records, "num_answer_tokens": self.num_tokens}
-        _replace_with(self.folder / FACTS, lambda file: file.write(json.dumps(facts, indent=1).encode()))
+        self._write_facts(is_finished=True)
+
+    def _check_same(self) -> None:
+        path = self.folder / FACTS
+        if not path.exists():
+            if list(self.folder.glob("part-*.npz")):
+                raise ValueError(f"{self.folder} holds parts without {FACTS}; give another folder or remove it")
+            return
+        stored = json.loads(path.read_text())["facts"]
+        changed = sorted(name for name in stored.keys() | self.facts.keys() if stored.get(name) != self.facts.get(name))
+        if changed:
+            raise ValueError(
+                f"{self.folder} holds answers made otherwise ({', '.join(changed)}); give another folder or remove it"
+            )
+
+    def _write_facts(self, *, is_finished: bool) -> None:
+        record = {"facts": self.facts, "is_finished": is_finished, **self.notes}
+        if is_finished:
+            record["num_records"] = len(self.done) + self.num_records
+        _replace_with(self.folder / FACTS, lambda file: file.write(json.dumps(record, indent=1).encode()))
 
     def _flush(self) -> None:
         if not self._pending:
@@ -75,6 +113,7 @@ class AnswerWriter:
         lengths = np.array([len(record.token_ids) for record in records], np.int64)
         sources = sorted({record.source for record in records})
         arrays = {
+            "index": np.array([record.index for record in records], np.int64),
             "tokens": np.concatenate([np.asarray(record.token_ids, self._dtype) for record in records]),
             "offsets": np.concatenate([[0], np.cumsum(lengths)]),
             "prompt_len": np.array([record.prompt_len for record in records], np.int32),

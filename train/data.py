@@ -39,7 +39,7 @@ class DataRecipe:
 
 @dataclass(frozen=True)
 class DataReport:
-    """What was made, and how fast.
+    """What was made by this call, and how fast.
 
     Attributes:
         num_records, num_tokens: answers and their tokens.
@@ -75,25 +75,34 @@ def make_answers(
         target, end_ids: the model and what ends its turn.
         prompts: prompts longer than the engine takes are refused.
         recipe: temperatures and sizes.
-        folder: must not hold answers yet.
+        folder: of the answers; those that are there stay, their prompts are not answered again.
         target_name: recorded, so that nobody trains another target's draft on these answers unknowingly.
         device: where the target runs.
         max_seconds: no prompt enters after this time.
         note: told the progress.
     """
-    facts = {"target": target_name, "temperatures": recipe.temperatures, "seed": recipe.seed} | {
-        "engine": asdict(recipe.engine),
-        **environment(),
-    }
+    # What an answer depends on: the sizes of the engine do not change it, but for its length.
+    lengths = {name: getattr(recipe.engine, name) for name in ("max_prompt_len", "max_new_tokens")}
+    facts = {"target": target_name, "temperatures": recipe.temperatures, "seed": recipe.seed, **lengths}
+    facts["prompts"] = len(prompts.token_ids)
     began = time.monotonic()
     engine = AnswerEngine(target, end_ids, recipe.engine, device)
-    with AnswerWriter(folder, vocab_size=target.config.vocab_size, facts=facts) as writer:
+    with AnswerWriter(
+        folder,
+        vocab_size=target.config.vocab_size,
+        facts=facts,
+        notes={"engine": asdict(recipe.engine), **environment()},
+    ) as writer:
         last = began
+        if writer.done:
+            note(f"{len(writer.done)} answers are there already")
         options = {"temperatures": recipe.temperatures, "seed": recipe.seed, "max_seconds": max_seconds}
+        options["done"] = writer.done
         for answer in engine.answers(prompts.token_ids, **options):
             prompt = prompts.token_ids[answer.index]
             writer.add(
                 Record(
+                    answer.index,
                     [*prompt, *answer.token_ids.tolist()],
                     len(prompt),
                     prompts.sources[answer.index],

@@ -7,7 +7,7 @@ for every slot, several steps per call, and a finished slot takes the next promp
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import jax
@@ -121,6 +121,7 @@ class AnswerEngine:
         *,
         temperatures: Sequence[float] = (0.0,),
         seed: int = 0,
+        done: Collection[int] = (),
         max_seconds: float | None = None,
     ) -> Iterator[Answer]:
         """Answers prompts, yielding answers as they end (short ones first).
@@ -129,6 +130,7 @@ class AnswerEngine:
             prompts: token ids, the chat template applied.
             temperatures: prompt i is answered at temperature i modulo their number; 0 is greedy.
             seed: the answer to prompt i is drawn with seed `seed + i`.
+            done: prompts that are not answered (again).
             max_seconds: no prompt enters after this time; what is in a slot is finished.
 
         Raises:
@@ -137,7 +139,7 @@ class AnswerEngine:
         for index, prompt in enumerate(prompts):
             if not 0 < len(prompt) <= self.config.max_prompt_len:
                 raise ValueError(f"prompt {index} has {len(prompt)} tokens, expected 1..{self.config.max_prompt_len}")
-        began, waiting = time.monotonic(), deque(range(len(prompts)))
+        began, waiting = time.monotonic(), deque(sorted(set(range(len(prompts))) - set(done)))
         requests = [
             SamplingParams(temperature=temperatures[index % len(temperatures)], seed=seed + index)
             for index in range(len(prompts))

@@ -39,12 +39,14 @@ class Folders:
             ValueError: there are none, they were not finished, or another target gave them.
         """
         path = self.answers / FACTS
-        if not path.exists():
-            raise ValueError(f"{self.answers} holds no finished answers; run `python -m train data` first")
-        facts = json.loads(path.read_text())
-        if facts["target"] != target_name:
-            raise ValueError(f"{self.answers} holds answers of {facts['target']!r}, the target is {target_name!r}")
-        return facts
+        record = json.loads(path.read_text()) if path.exists() else {"is_finished": False}
+        if not record["is_finished"]:
+            raise ValueError(f"{self.answers} holds no finished answers; run `python -m train data` (again)")
+        if record["facts"]["target"] != target_name:
+            raise ValueError(
+                f"{self.answers} holds answers of {record['facts']['target']!r}, the target is {target_name!r}"
+            )
+        return record["facts"] | {"num_records": record["num_records"]}
 
     def source(self, max_len: int) -> AnswerSource:
         """All records."""

@@ -179,10 +179,11 @@ def test_a_language_model_takes_them_by_default():
 
 @pytest.fixture
 def quick_compilation():
+    before = jax.config.jax_compilation_cache_dir  # of the session; the command line sets its own
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
-    jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update("jax_compilation_cache_dir", before)
 
 
 @pytest.mark.usefixtures("quick_compilation", "root")

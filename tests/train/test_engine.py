@@ -37,6 +37,11 @@ def test_greedy_and_sampled_answers_are_what_generate_gives(target, prompts):
         assert answers[index].is_complete == (expected.finish_reason == "stop")
 
 
+def test_what_is_done_is_not_answered_again(target, prompts):
+    answers = list(AnswerEngine(target, (END,), CONFIG).answers(prompts, done={0, 1, 2, 3, 4, 5, 7}))
+    assert sorted(answer.index for answer in answers) == [6, 8]
+
+
 def test_after_the_time_limit_no_prompt_enters(target, prompts):
     engine = AnswerEngine(target, (END,), CONFIG)
     assert list(engine.answers(prompts, max_seconds=-1.0)) == []

@@ -118,7 +118,7 @@ def fork_trainers(killed: Path, num_kills: int, num_steps: int, stopped: list[Pa
     environment = {
         **os.environ,
         "PYTHONPATH": os.getcwd(),
-        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
+        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir or "",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
