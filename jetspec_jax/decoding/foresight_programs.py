@@ -25,7 +25,7 @@ from jetspec_jax.decoding.row_params import RowParams, SamplingSpec
 from jetspec_jax.decoding.state import ContextRows, DraftReport, RoundOutput, RoundState, Verdict
 from jetspec_jax.drafters.jetspecpp import JetSpecPP
 from jetspec_jax.models.decoder import Decoder
-from jetspec_jax.models.functional import Leaves, ModuleDef, place, split
+from jetspec_jax.models.functional import Leaves
 
 
 @jax.tree_util.register_dataclass
@@ -120,14 +120,14 @@ class FusedPrograms(ForesightPrograms):
     def start(self, state: Any, params: RowParams, spec: SamplingSpec) -> Any:
         """Drafts the first block."""
 
-        def program(target_leaves, draft_leaves, state, params):
-            decoder = self.definition.merge(target_leaves).decoder()
+        def program(target_leaves, draft_leaves, decoder_leaves, state, params):
+            decoder = self.decoder(decoder_leaves, self.definition.merge(target_leaves))
             ahead = self.begin(draft_leaves, decoder, state.draft.side, state.target.anchor, params, spec)
             return DecodeState(state.target, ahead)
 
         key = (state.target.tokens.shape, spec, shapes(params))
-        args = (self.target_leaves, self.draft_leaves, state, params)
-        return self.executables.run("first block", key, program, args, donated=(2,), device=self.device)
+        args = (*self._leaves, state, params)
+        return self.executables.run("first block", key, program, args, donated=(3,), device=self.device)
 
     def round(
         self, state: Any, active: Bool[Array, "B"], params: RowParams, spec: SamplingSpec, *, is_drafting: bool
@@ -136,17 +136,17 @@ class FusedPrograms(ForesightPrograms):
         if not is_drafting:
             return self._plain_round(state, active, params, spec)
 
-        def program(target_leaves, draft_leaves, state, active, params):
+        def program(target_leaves, draft_leaves, decoder_leaves, state, active, params):
             target, ahead = self.definition.merge(target_leaves), state.draft
-            decoder = target.decoder()
+            decoder = self.decoder(decoder_leaves, target)
             after, out, verdict = self.verify(target, state.target, ahead.block.tokens, active, params, spec)
             side, cache = self.foresee(draft_leaves, decoder, ahead, params, spec)
             block, side, fared = self.select(draft_leaves, decoder, side, cache, ahead.block, verdict, params, spec)
             return DecodeState(after, Ahead(side, block, verdict)), replace(out, draft=fared)
 
         key = (state.target.tokens.shape, spec, shapes(params))
-        args = (self.target_leaves, self.draft_leaves, state, active, params)
-        return self.executables.run("round", key, program, args, donated=(2,), device=self.device)
+        args = (*self._leaves, state, active, params)
+        return self.executables.run("round", key, program, args, donated=(3,), device=self.device)
 
 
 @dataclass(frozen=True)
@@ -175,17 +175,7 @@ class PipelinedPrograms(ForesightPrograms):
         draft_device: where draft, adapter and a copy of the target's top live.
     """
 
-    def __init__(
-        self,
-        definition: ModuleDef,
-        leaves: Leaves,
-        drafter: JetSpecPP,
-        device: jax.Device,
-        draft_device: jax.Device,
-    ):
-        super().__init__(definition, leaves, drafter, device, draft_device)
-        self._decoder_definition, decoder_leaves = split(self.target.decoder())
-        self.decoder_leaves = place(decoder_leaves, draft_device)
+    copies_decoder = True
 
     def init_state(self, tokens: Int[Array, "B S"], prompt_len: Int[Array, "B"]) -> PipelineState:
         """Empty caches on both devices."""
@@ -202,7 +192,7 @@ class PipelinedPrograms(ForesightPrograms):
             return prefill_chunk(target, state, last_x, chunk_len, start, params, spec)
 
         def on_draft(draft_leaves, decoder_leaves, caches, rows):
-            return self.drafter.observe(draft_leaves, self._decoder(decoder_leaves), caches, rows)
+            return self.drafter.observe(draft_leaves, self.decoder(decoder_leaves), caches, rows)
 
         key = (state.target.tokens.shape, chunk_len, spec, shapes(params))
         target, last_x, out, rows = self._on_target(
@@ -220,7 +210,7 @@ class PipelinedPrograms(ForesightPrograms):
             return target.anchor
 
         def program(draft_leaves, decoder_leaves, side, anchor, params):
-            return self.begin(draft_leaves, self._decoder(decoder_leaves), side, anchor, params, spec)
+            return self.begin(draft_leaves, self.decoder(decoder_leaves), side, anchor, params, spec)
 
         key = (state.target.tokens.shape, spec, shapes(params))
         anchor = self._on_target("anchor", key, anchor_of, (state.target,), ())
@@ -251,11 +241,11 @@ class PipelinedPrograms(ForesightPrograms):
             return self.verify(target, target_state, drafts, active, params, spec)
 
         def ahead_of(draft_leaves, decoder_leaves, side, block, pending, params):
-            decoder = self._decoder(decoder_leaves)
+            decoder = self.decoder(decoder_leaves)
             return self.foresee(draft_leaves, decoder, Ahead(side, block, pending), params, spec)
 
         def select(draft_leaves, decoder_leaves, side, cache, block, verdict, params):
-            decoder = self._decoder(decoder_leaves)
+            decoder = self.decoder(decoder_leaves)
             return self.select(draft_leaves, decoder, side, cache, block, verdict, params, spec)
 
         key = (state.target.tokens.shape, spec, shapes(params))
@@ -275,9 +265,6 @@ class PipelinedPrograms(ForesightPrograms):
             PipelineState(target, drafts, Ahead(side, block, verdict), state.params),
             replace(out, draft=fared),
         )
-
-    def _decoder(self, leaves: Leaves) -> Decoder:
-        return self._decoder_definition.merge(leaves)
 
     def _on_target(self, name: str, key: tuple, program, args: tuple, donated: tuple[int, ...]):
         return self.executables.run(name, key, program, args, donated=donated, device=self.device)

@@ -22,7 +22,7 @@ from jetspec_jax.decoding.state import ContextRows, RoundOutput, RoundState, Ver
 from jetspec_jax.decoding.verify import NO_TOKEN
 from jetspec_jax.drafters.protocol import Drafter, DraftView
 from jetspec_jax.models.decoder import Decoder
-from jetspec_jax.models.functional import Leaves, ModuleDef
+from jetspec_jax.models.functional import Leaves, ModuleDef, place, split
 from jetspec_jax.models.target import Target
 
 # Longest piece of a prompt that one call processes; longer prompts take several calls of one executable.
@@ -58,9 +58,12 @@ class Programs:
     Attributes:
         executables: the compiled programs.
         target_leaves, draft_leaves: arrays passed to them.
+        decoder_leaves: the draft side's own copy of the target's top; empty where it reads the target's arrays.
         device: where the target lives.
         draft_device: where the draft side lives, the same for these programs.
     """
+
+    copies_decoder = False  # whether the draft side's programs have no target to read from
 
     def __init__(
         self,
@@ -76,6 +79,7 @@ class Programs:
         self.device = device
         self.draft_device = device if draft_device is None else draft_device
         self.draft_leaves = drafter.place(self.draft_device)
+        self._decoder_definition, self.decoder_leaves = self._own_decoder()
         self.executables = Executables()
         self._requests = itertools.count()
 
@@ -123,15 +127,15 @@ class Programs:
     ) -> tuple[Any, Float[Array, "B D"], RoundOutput]:
         """Runs one prompt chunk through target and drafter."""
 
-        def program(target_leaves, draft_leaves, state, last_x, start, params):
+        def program(target_leaves, draft_leaves, decoder_leaves, state, last_x, start, params):
             target = self.definition.merge(target_leaves)
             kept, last_x, out, rows = prefill_chunk(target, state.target, last_x, chunk_len, start, params, spec)
-            draft = self.observe(draft_leaves, target.decoder(), state.draft, rows)
+            draft = self.observe(draft_leaves, self.decoder(decoder_leaves, target), state.draft, rows)
             return DecodeState(kept, draft), last_x, out
 
         key = (state.target.tokens.shape, chunk_len, spec, shapes(params))
-        args = (self.target_leaves, self.draft_leaves, state, last_x, start, params)
-        return self.executables.run("prefill", key, program, args, donated=(2, 3), device=self.device)
+        args = (*self._leaves, state, last_x, start, params)
+        return self.executables.run("prefill", key, program, args, donated=(3, 4), device=self.device)
 
     def start(self, state: Any, params: RowParams, spec: SamplingSpec) -> Any:
         """Called once between prefill and the first round; nothing to do here."""
@@ -144,9 +148,9 @@ class Programs:
         if not is_drafting:
             return self._plain_round(state, active, params, spec)
 
-        def program(target_leaves, draft_leaves, state, active, params):
+        def program(target_leaves, draft_leaves, decoder_leaves, state, active, params):
             target = self.definition.merge(target_leaves)
-            decoder = target.decoder()
+            decoder = self.decoder(decoder_leaves, target)
             view = DraftView(state.target.tokens, state.target.length, params, spec)
             proposal, draft = self.drafter.propose(draft_leaves, decoder, state.draft, view)
             proposal = self._checked(proposal, view.tokens.shape[0])
@@ -155,8 +159,17 @@ class Programs:
             return DecodeState(after, draft), replace(out, draft=self.report(proposal, verdict))
 
         key = (state.target.tokens.shape, spec, shapes(params))
-        args = (self.target_leaves, self.draft_leaves, state, active, params)
-        return self.executables.run("round", key, program, args, donated=(2,), device=self.device)
+        args = (*self._leaves, state, active, params)
+        return self.executables.run("round", key, program, args, donated=(3,), device=self.device)
+
+    def decoder(self, decoder_leaves: Leaves, target: Target | None = None) -> Decoder:
+        """The top of the target as the draft side reads it; for use inside programs.
+
+        Args:
+            decoder_leaves: as `self.decoder_leaves`.
+            target: the merged target, needed where the draft side has no copy of its own.
+        """
+        return target.decoder() if self._decoder_definition is None else self._decoder_definition.merge(decoder_leaves)
 
     def observe(self, leaves: Leaves, decoder: Decoder, draft: Any, rows: ContextRows) -> Any:
         """Lets the draft side take in rows of the prompt; for use inside programs."""
@@ -179,6 +192,19 @@ class Programs:
         drafting = self.drafter.drafting  # whoever traces refines
         refines_misses = drafting.num_outcomes == 0 or drafting.fallback == drafting.refine
         return report(proposal, verdict, refines_misses=refines_misses, keep_trace=drafting.keep_trace)
+
+    @property
+    def _leaves(self) -> tuple[Leaves, Leaves, Leaves]:
+        return self.target_leaves, self.draft_leaves, self.decoder_leaves
+
+    def _own_decoder(self) -> tuple[ModuleDef | None, Leaves]:
+        """A copy of the target's top where the draft side lives elsewhere or reads it in another form."""
+        decoder = self.target.decoder()
+        changed = self.drafter.own_decoder(decoder) if hasattr(self.drafter, "own_decoder") else None
+        if changed is None and not self.copies_decoder:
+            return None, ()
+        definition, leaves = split(decoder if changed is None else changed)
+        return definition, place(leaves, self.draft_device)
 
     def _plain_round(self, state: Any, active, params, spec) -> tuple[Any, RoundOutput]:
         def program(target_leaves, state, active, params):
@@ -206,7 +232,8 @@ class Programs:
 
     def _init_caches(self, batch: int, capacity: int) -> Any:
         with jax.default_device(self.draft_device):
-            return jax.device_put(self.drafter.init_state(self.target.decoder(), batch, capacity), self.draft_device)
+            decoder = self.decoder(self.decoder_leaves, self.target)
+            return jax.device_put(self.drafter.init_state(decoder, batch, capacity), self.draft_device)
 
     def _checked(self, proposed: Any, batch: int) -> Proposal:
         """What the drafter proposed, as a `Proposal` of the promised shape."""

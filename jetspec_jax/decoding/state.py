@@ -107,6 +107,13 @@ class ContextRows:
     start: Int[Array, "B"]
     num_kept: Int[Array, "B"]
 
+    def check_taps(self, num_taps: int, width: int) -> None:
+        """Refuses (ValueError) taps of another number or width than a draft reads."""
+        if (found := self.taps.shape[2:]) != (num_taps, width):
+            raise ValueError(
+                f"the draft reads {num_taps} taps of width {width}, the target gives {found[0]} of width {found[1]}"
+            )
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)

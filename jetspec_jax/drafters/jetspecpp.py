@@ -31,6 +31,7 @@ from jetspec_jax.models.cache import KVCache
 from jetspec_jax.models.decoder import Decoder
 from jetspec_jax.models.draft import Draft
 from jetspec_jax.models.functional import Leaves, place, split
+from jetspec_jax.models.quantize import quantized
 
 
 @jax.tree_util.register_dataclass
@@ -57,6 +58,9 @@ class JetSpecPP:
         calibration: for `outcome_rule="calibrated"`, which is then the default.
         max_len: longest context the draft was trained for, None for any.
 
+    Attributes:
+        draft: the draft network as given, whatever form its weights are read in.
+
     Raises:
         ValueError: parts that do not fit each other.
     """
@@ -64,8 +68,7 @@ class JetSpecPP:
     # What runs the draft inside a trace; tests put a draft of known quality in its place.
     side_type = DraftSide
     keeps_evidence = False  # outcome caches carry what they were chosen by; only calibration wants it
-    # Untrained weights: true of what `random` makes.
-    is_random = False
+    is_random = False  # untrained weights: true of what `random` makes
 
     def __init__(
         self,
@@ -83,7 +86,7 @@ class JetSpecPP:
         self.num_drafts = self.config.max_draft_len if asked is None else asked
         if not self.config.causal and self.num_drafts > self.config.max_draft_len:
             raise ValueError(f"num_drafts={asked} with a bidirectional draft of {self.config.block_rows} rows")
-        self.predictor = as_predictor(adapter, self.config)
+        self.predictor = as_predictor(adapter, self.config, self.drafting.draft_weights)
         if self.drafting.needs_predictor and self.predictor is None:
             raise ValueError(
                 f"{self.drafting.refine.name} with num_outcomes={self.drafting.num_outcomes} needs an adapter"
@@ -93,7 +96,8 @@ class JetSpecPP:
         self.name = "jetspec++" if self.drafting.needs_predictor else "parallel"
         self.calibration = calibration
         self.max_len = max_len
-        self._definition, self._leaves = split(draft)
+        self.draft = draft
+        self._definition, self._leaves = split(quantized(draft) if self._is_quantized else draft)
         self._num_calibrated = len(jax.tree.leaves(calibration))
         self._num_rows = num_block_rows(draft, self.num_drafts)
 
@@ -111,11 +115,6 @@ class JetSpecPP:
         return drafter
 
     @property
-    def draft(self) -> Draft:
-        """The draft network; its arrays are shared."""
-        return self._definition.merge(self._leaves)
-
-    @property
     def adapter(self) -> Adapter | None:
         """The adapter; None without one, or if something else predicts states."""
         return self.predictor.adapter if isinstance(self.predictor, AdapterPredictor) else None
@@ -128,7 +127,7 @@ class JetSpecPP:
     def with_drafting(self, *, calibration: Calibration | None = None, **changes: Any) -> "JetSpecPP":
         """The same weights, drafted with otherwise; `calibration` None keeps the one there is."""
         drafter = type(self)(
-            self._definition.merge(self._leaves),
+            self.draft,
             self.predictor,
             drafting=replace(self.drafting, **changes),
             calibration=self.calibration if calibration is None else calibration,
@@ -144,6 +143,10 @@ class JetSpecPP:
         calibration = jax.device_put(tuple(jax.tree.leaves(self.calibration)), device)
         return (*draft, *predictor, *calibration)
 
+    def own_decoder(self, decoder: Decoder) -> Decoder | None:
+        """The target's top in the form the drafter reads it; None for as it is."""
+        return quantized(decoder) if self._is_quantized else None
+
     def init_state(self, decoder: Decoder, batch: int, capacity: int) -> DraftCaches:
         """Empty caches."""
         context = self._definition.merge(self._leaves).init_context(batch, capacity)
@@ -158,7 +161,7 @@ class JetSpecPP:
 
     def observe(self, leaves: Leaves, decoder: Decoder, state: DraftCaches, rows: ContextRows) -> DraftCaches:
         """Takes in rows the target has processed."""
-        self._check_taps(rows)
+        rows.check_taps(self.config.num_taps, self.config.shape.hidden_size)
         context = self._draft(leaves).extend(state.context.with_length(rows.start), rows.taps)
         predictor = state.predictor
         if self.predictor is not None:
@@ -187,7 +190,7 @@ class JetSpecPP:
         Returns:
             The outcome cache, and caches that hold true rows below their length and predicted ones above it.
         """
-        self._check_taps(pending)
+        pending.check_taps(self.config.num_taps, self.config.shape.hidden_size)
         rows = jnp.concatenate([state.anchor[:, None], block.tokens], axis=1)
         taps, logits, predictor = self.predictor.foresee(
             self._predictor_leaves(leaves), decoder, state.caches.predictor, pending, rows
@@ -279,12 +282,9 @@ class JetSpecPP:
             num_drafts=self.num_drafts,
         )
 
-    def _check_taps(self, rows: ContextRows) -> None:
-        if rows.taps.shape[2:] != (self.config.num_taps, self.config.shape.hidden_size):
-            raise ValueError(
-                f"the draft reads {self.config.num_taps} taps of width {self.config.shape.hidden_size}, "
-                f"the target gives {rows.taps.shape[2]} of width {rows.taps.shape[3]}"
-            )
+    @property
+    def _is_quantized(self) -> bool:
+        return self.drafting.draft_weights == "int8"
 
     @property
     def _with_logprobs(self) -> bool:

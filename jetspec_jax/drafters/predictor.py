@@ -1,5 +1,6 @@
 """Predicts what the target would compute for rows it has not run: adapter and decoder as one replaceable part."""
 
+from copy import copy
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -7,10 +8,12 @@ from jaxtyping import Array, Float, Int
 
 from jetspec_jax.config import DraftConfig
 from jetspec_jax.decoding.state import ContextRows
+from jetspec_jax.drafting_config import DraftWeights
 from jetspec_jax.models.adapter import Adapter
 from jetspec_jax.models.cache import KVCache
 from jetspec_jax.models.decoder import Decoder
 from jetspec_jax.models.functional import Leaves, place, split
+from jetspec_jax.models.quantize import quantized
 from jetspec_jax.models.stack import Segment
 
 
@@ -47,16 +50,24 @@ class Predictor(Protocol):
 
 
 class AdapterPredictor:
-    """The trained way: the adapter predicts the tapped states, the frozen top of the target their logits."""
+    """The trained way: the adapter predicts the tapped states, the frozen top of the target their logits.
 
-    def __init__(self, adapter: Adapter):
-        self.config = adapter.config
-        self._definition, self._leaves = split(adapter)
+    Attributes:
+        adapter: as given.
+        weights: the form in which its weights are read.
+    """
 
-    @property
-    def adapter(self) -> Adapter:
-        """The adapter; its arrays are shared."""
-        return self._definition.merge(self._leaves)
+    def __init__(self, adapter: Adapter, weights: DraftWeights = "given"):
+        self.adapter, self.weights = adapter, weights
+        self._definition, self._leaves = split(quantized(adapter) if weights == "int8" else adapter)
+
+    def with_weights(self, weights: DraftWeights) -> "AdapterPredictor":
+        """The same with weights read in another form."""
+        if weights == self.weights:
+            return self
+        changed = copy(self)
+        AdapterPredictor.__init__(changed, self.adapter, weights)  # a subclass has more than that to keep
+        return changed
 
     def place(self, device: jax.Device) -> Leaves:
         """The adapter's weights on a device; the decoder's belong to the target."""
@@ -111,12 +122,14 @@ class AdapterPredictor:
         return taps, outputs[-1], (adapter_cache.with_length(end), decoder_cache.with_length(end))
 
 
-def as_predictor(adapter: Any, draft: DraftConfig) -> Predictor | None:
-    """A predictor for a draft from an `Adapter`, a `Predictor` or None.
+def as_predictor(adapter: Any, draft: DraftConfig, weights: DraftWeights = "given") -> Predictor | None:
+    """A predictor for a draft from an `Adapter`, a `Predictor` or None; `weights` says how an adapter's are read.
 
     Raises:
         ValueError: something else, or an adapter of another number or width of taps.
     """
+    if isinstance(adapter, AdapterPredictor):
+        return adapter.with_weights(weights)
     if isinstance(adapter, Adapter):
         shape = (len(adapter.chain), adapter.config.shape.hidden_size)
         if shape != (draft.num_taps, draft.shape.hidden_size):
@@ -124,7 +137,7 @@ def as_predictor(adapter: Any, draft: DraftConfig) -> Predictor | None:
                 f"the draft reads {draft.num_taps} taps of width {draft.shape.hidden_size}, "
                 f"the adapter predicts {shape[0]} of width {shape[1]}"
             )
-        return AdapterPredictor(adapter)
+        return AdapterPredictor(adapter, weights)
     if adapter is not None and not isinstance(adapter, Predictor):
         raise ValueError(f"adapter must be an Adapter or a Predictor, got {type(adapter).__name__}")
     return adapter

@@ -16,7 +16,6 @@ from jetspec_jax.decoding.row_params import RowParams, SamplingSpec, row_params,
 from jetspec_jax.decoding.state import ContextRows
 from jetspec_jax.drafters.protocol import DraftView
 from jetspec_jax.language_model import LanguageModel
-from jetspec_jax.models.functional import split
 from jetspec_jax.sampling_params import SamplingParams
 
 
@@ -106,29 +105,30 @@ class _Batch:
         """Proposal on the critical path, and the catch-up on verified rows."""
         programs, drafter = self.programs, self.programs.drafter
 
-        def program(target_leaves, draft_leaves, state, tokens, length, params, rows):
-            decoder = programs.definition.merge(target_leaves).decoder()
+        def program(target_leaves, draft_leaves, decoder_leaves, state, tokens, length, params, rows):
+            decoder = programs.decoder(decoder_leaves, programs.definition.merge(target_leaves))
             view = DraftView(tokens, length, params, self.spec)
             proposal, state = drafter.propose(draft_leaves, decoder, state, view)
             return drafter.observe(draft_leaves, decoder, state, rows), proposal
 
-        leaves = (programs.target_leaves, programs.draft_leaves)
+        leaves = (programs.target_leaves, programs.draft_leaves, programs.decoder_leaves)
         return _repeated(program, leaves, self._state().draft, (self.tokens, self.prompt_len, self.params, rows))
 
     def foresight(self) -> Callable[[], Any]:
         """Blocks for all outcomes of a verification, and the choice among them, on the draft's device."""
         programs = self.programs
-        definition, decoder_leaves = split(programs.target.decoder())
-        decoder_leaves, params = jax.device_put((decoder_leaves, self.params), programs.draft_device)
+        params = jax.device_put(self.params, programs.draft_device)
+        target_leaves = () if programs.decoder_leaves else programs.target_leaves
 
-        def program(decoder_leaves, draft_leaves, side, block, pending, params):
-            decoder = definition.merge(decoder_leaves)
+        def program(target_leaves, draft_leaves, decoder_leaves, side, block, pending, params):
+            target = programs.definition.merge(target_leaves) if target_leaves else None
+            decoder = programs.decoder(decoder_leaves, target)
             side, cache = programs.foresee(draft_leaves, decoder, Ahead(side, block, pending), params, self.spec)
             # The verdict before the first block is about nothing, so there is nothing to draft anew, as after a hit.
             return side, programs.select(draft_leaves, decoder, side, cache, block, pending, params, self.spec)
 
         ahead = programs.start(self._state(), self.params, self.spec).draft
-        leaves = (decoder_leaves, programs.draft_leaves)
+        leaves = (target_leaves, programs.draft_leaves, programs.decoder_leaves)
         return _repeated(program, leaves, ahead.side, (ahead.block, ahead.pending, params))
 
     def _state(self) -> Any:

@@ -15,7 +15,7 @@ from jetspec_jax.config import TargetConfig
 from jetspec_jax.models.cache import KVCache
 from jetspec_jax.models.layers import DecoderLayer, RMSNorm
 from jetspec_jax.models.stack import LayerKind, Segment, cache_for, run_blocks, run_segments
-from jetspec_jax.ops.project import project
+from jetspec_jax.ops.project import Weight, project
 
 
 class Decoder(nnx.Module):
@@ -36,8 +36,8 @@ class Decoder(nnx.Module):
         return self.embed.weight[...].dtype
 
     @property
-    def head_weight(self) -> Float[Array, "V D"] | Float[Array, "panels D P"]:
-        """The LM head, the embedding itself when tied; see `ops/project.py` for the two layouts."""
+    def head_weight(self) -> Weight:
+        """The LM head, the embedding itself when tied; see `ops/project.py` for its forms."""
         return self.embed.weight[...] if self.lm_head is None else self.lm_head.weight[...]
 
     def logits(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:

@@ -12,7 +12,7 @@ from jetspec_jax.models.decoder import Decoder
 from jetspec_jax.models.layers import DecoderLayer, Linear, RMSNorm
 from jetspec_jax.ops.attention import attend, causal_mask
 from jetspec_jax.ops.norm_rope import rope_angles
-from jetspec_jax.ops.project import project, take_rows
+from jetspec_jax.ops.project import Weight, project, take_rows
 
 
 class Embedding(nnx.Module):
@@ -96,8 +96,8 @@ class Target(nnx.Module):
         return Decoder(self.config, self.embed, nnx.List(above), self.norm, self.lm_head)
 
     @property
-    def head_weight(self) -> Float[Array, "V D"] | Float[Array, "panels D P"]:
-        """The LM head, the embedding itself when tied; see `ops/project.py` for the two layouts."""
+    def head_weight(self) -> Weight:
+        """The LM head, the embedding itself when tied; see `ops/project.py` for its forms."""
         return self.embed.weight[...] if self.lm_head is None else self.lm_head.weight[...]
 
     def logits(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:

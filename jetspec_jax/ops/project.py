@@ -1,4 +1,4 @@
-"""Matrix products of activations with weights stored as [out, in], or in panels of outputs.
+"""Matrix products of activations with weights stored as [out, in], quantised or not, or in panels of outputs.
 
 Panels [O / P, I, P] hold P consecutive outputs side by side. XLA's CPU backend packs a 2-D weight anew at every call;
 panels are what it wants to read, so one row comes at memory speed and a block of rows costs little more
@@ -12,19 +12,24 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jetspec_jax.ops.products import HIGHEST
+from jetspec_jax.ops.quantized_weight import QuantizedWeight
+
+# What a module's projection may hold.
+Weight = Float[Array, "O I"] | Float[Array, "panels I P"] | QuantizedWeight
 
 # A panel has this many outputs at most, and fewer where the input is so wide that it would outgrow the second-level
 # cache (measured: 32 for 576 inputs, 16 for 1,536; 8, 24, 48 and 64 are slower).
 PANEL_OUTPUTS, PANEL_BYTES = 32, 96 * 1024
 
 
-def project(
-    x: Float[Array, "*rows I"],
-    weight: Float[Array, "O I"] | Float[Array, "panels I P"],
-    out_dtype: DTypeLike | None = None,
-) -> Float[Array, "*rows O"]:
+def project(x: Float[Array, "*rows I"], weight: Weight, out_dtype: DTypeLike | None = None) -> Float[Array, "*rows O"]:
     """`x W^T`, contracted over the input axis of both; the result has the dtype of x unless given."""
     out_dtype = out_dtype or x.dtype
+    if isinstance(weight, QuantizedWeight):
+        # The integers are exact in bf16; the scale, one an output, comes after the sum.
+        values = weight.values.astype(x.dtype)
+        y = jnp.einsum("...i,oi->...o", x, values, precision=HIGHEST, preferred_element_type=jnp.float32)
+        return (y * jnp.expand_dims(weight.scale, range(y.ndim - 1))).astype(out_dtype)
     if weight.ndim == 2:
         return jnp.einsum("...i,oi->...o", x, weight, precision=HIGHEST, preferred_element_type=out_dtype)
     # Two products of one weight in one program (two passes of a draft, say) would otherwise share the broadcast below,
@@ -36,10 +41,11 @@ def project(
     return jnp.swapaxes(y, 0, 1).reshape(*x.shape[:-1], -1)
 
 
-def take_rows(
-    table: Float[Array, "O I"] | Float[Array, "panels I P"], ids: Int[Array, "*rows"]
-) -> Float[Array, "*rows I"]:
+def take_rows(table: Weight, ids: Int[Array, "*rows"]) -> Float[Array, "*rows I"]:
     """Rows of a weight, that is embeddings; ids outside the table take the nearest row (never used for text)."""
+    if isinstance(table, QuantizedWeight):
+        rows = jnp.take(table.values, ids, axis=0, mode="clip").astype(jnp.float32)
+        return (rows * jnp.take(table.scale, ids, axis=0, mode="clip")[..., None]).astype(table.dtype)
     if table.ndim == 2:
         return jnp.take(table, ids, axis=0, mode="clip")
     panels, _, width = table.shape
@@ -47,9 +53,7 @@ def take_rows(
     return table[ids // width, :, ids % width]
 
 
-def project_from(
-    x: Float[Array, "*rows I"], weight: Float[Array, "O I"] | Float[Array, "panels I P"], start: int
-) -> Float[Array, "*rows O2"]:
+def project_from(x: Float[Array, "*rows I"], weight: Weight, start: int) -> Float[Array, "*rows O2"]:
     """Outputs `start ..` of a projection, without computing the ones before where the layout allows it."""
     if weight.ndim == 2:
         return project(x, weight[start:])
@@ -64,6 +68,11 @@ def panel_width(num_outputs: int, num_inputs: int, itemsize: int) -> int | None:
         if is_small and num_outputs % width == 0:
             return width
     return None
+
+
+def from_panels(weight: Float[Array, "O I"] | Float[Array, "panels I P"]) -> Float[Array, "O I"]:
+    """A weight of either layout as [O, I]."""
+    return weight if weight.ndim == 2 else jnp.swapaxes(weight, 1, 2).reshape(-1, weight.shape[1])
 
 
 def to_panels(weight: np.ndarray) -> np.ndarray:

@@ -27,7 +27,7 @@ def test_round_trip_is_bit_exact(parts_of, save, named, weights_of, tmp_path, st
     save(tmp_path / "d", draft, adapter, None, storage=storage)
     loaded = load_drafter(tmp_path / "d", TARGET, dtype=storage)
     assert loaded.config == draft.config
-    assert loaded.predictor.config == adapter.config
+    assert loaded.predictor.adapter.config == adapter.config
     expected, found = named(draft=draft, adapter=adapter), weights_of(loaded)
     assert found.keys() == expected.keys()
     for name, value in expected.items():

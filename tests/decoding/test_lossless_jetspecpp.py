@@ -115,6 +115,7 @@ def test_critical_path(peeking, plain_texts, option_prompts, option_requests, re
         pytest.param({"refine": RefineConfig(rewritten="renoise")}, id="renoise"),
         pytest.param({"refine": RefineConfig.parse("J3")}, id="J3"),
         pytest.param({"couple_noise": False}, id="uncoupled"),
+        pytest.param({"draft_weights": "int8"}, id="int8"),
         pytest.param({"outcome_rule": "draft_model"}, id="draft-model"),
         pytest.param({"outcome_rule": "geometric"}, id="geometric"),
     ],

@@ -1,0 +1,63 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jetspec_jax.checkpoints.quantized import quantize_rows
+from jetspec_jax.ops.project import project, project_from, take_rows
+from jetspec_jax.ops.quantized_weight import QuantizedWeight
+
+
+@pytest.fixture
+def weight() -> np.ndarray:
+    weight = np.random.default_rng(0).standard_normal((6, 16)).astype(np.float32)
+    weight[2] = 0
+    return weight * np.array([1, 1e-3, 1, 50, 1, 1], np.float32)[:, None]
+
+
+def dense(weight: QuantizedWeight) -> np.ndarray:
+    return np.asarray(weight.values, np.float32) * np.asarray(weight.scale)[:, None]
+
+
+def test_no_element_is_off_by_more_than_half_its_rows_scale(weight):
+    quantized = QuantizedWeight.of(jnp.asarray(weight))
+    error = np.abs(dense(quantized) - weight)
+    assert np.all(error <= 0.5001 * np.asarray(quantized.scale)[:, None])
+    assert error[0].max() > 0
+    np.testing.assert_array_equal(quantized.scale[2], 1.0)
+
+
+def test_it_is_the_form_that_drafters_are_stored_in(weight):
+    """So quantising weights that were read from an int8 file changes nothing."""
+    values, scale = quantize_rows(weight)
+    quantized = QuantizedWeight.of(jnp.asarray(weight))
+    np.testing.assert_array_equal(quantized.values, values)
+    np.testing.assert_allclose(quantized.scale, scale, rtol=2**-22)  # XLA divides to one ulp
+    again = QuantizedWeight.of(jnp.asarray(dense(quantized)))
+    np.testing.assert_array_equal(again.values, values)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_projection_is_that_of_the_dense_weight(weight, dtype):
+    quantized = QuantizedWeight.of(jnp.asarray(weight, dtype))
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((2, 3, 16)), dtype)
+    y = project(x, quantized, out_dtype=jnp.float32)
+    expected = np.asarray(x, np.float32) @ dense(quantized).T
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+    assert project(x, quantized).dtype == dtype
+    tail = project_from(x, quantized, 4)
+    np.testing.assert_allclose(np.asarray(tail, np.float32), expected[..., 4:], rtol=1e-2, atol=1e-2)
+
+
+def test_rows_are_looked_up_in_the_dtype_of_the_weight(weight):
+    quantized = QuantizedWeight.of(jnp.asarray(weight, jnp.bfloat16))
+    rows = take_rows(quantized, jnp.array([[0, 5], [9, 3]], jnp.int32))  # 9 is beyond the table: its last row
+    assert rows.dtype == jnp.bfloat16
+    expected = dense(quantized)[[[0, 5], [5, 3]]]
+    np.testing.assert_allclose(np.asarray(rows, np.float32), expected, rtol=2**-8)
+
+
+def test_it_passes_through_jit_as_two_arrays(weight):
+    quantized = QuantizedWeight.of(jnp.asarray(weight))
+    assert [leaf.dtype for leaf in jax.tree.leaves(quantized)] == [jnp.int8, jnp.float32]
+    assert jax.jit(lambda weight: weight)(quantized).dtype == jnp.float32
