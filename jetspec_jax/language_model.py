@@ -50,11 +50,13 @@ class LanguageModel:
             if there are such weights, else `ngram`.
         num_drafts: tokens to draft per round; None takes the drafter's own default.
         drafting: refinement, foresight and miss policy of `jetspec++`; None takes the drafter's defaults, which draft
-            ahead only with a `draft_device`.
+            ahead only with a `draft_device`; those of `auto` on CPU are one pass and small blocks.
         max_len: longest prompt plus output in tokens; None takes the target's limit.
         max_batch: most requests decoded together; longer lists are decoded in groups.
         device: where the target lives; None takes the first device.
         draft_device: where the next block is drafted while the target verifies; None: in one program on `device`.
+        kernels: operations that run as Pallas kernels on GPU: `auto` (those measured to be faster there), `all`,
+            `none`, or names from `ops/kernels.py`. The text may differ in bf16 where two tokens nearly tie.
         progress: show compiling and token progress on stderr; None shows them if stderr is a terminal.
     """
 
@@ -70,6 +72,7 @@ class LanguageModel:
         max_batch: int = 8,
         device: jax.Device | None = None,
         draft_device: jax.Device | None = None,
+        kernels: str | Sequence[str] = "auto",
         progress: bool | None = None,
     ):
         limit = target.config.max_position_embeddings
@@ -85,6 +88,7 @@ class LanguageModel:
         self.max_batch = max_batch
         self.device = jax.devices()[0] if device is None else device
         self.dtype = target.dtype
+        self.kernels = kernels
         self.progress = progress
         self._definition, leaves = split(target)
         self._leaves = place(leaves, self.device)
@@ -105,20 +109,21 @@ class LanguageModel:
         return model
 
     def _use(self, drafter: Any, num_drafts: int | None, drafting: DraftingConfig | None, draft_device) -> None:
-        # Random weights are made where they will be used.
-        with jax.default_device(self.device if draft_device is None else draft_device):
+        with jax.default_device(draft_device or self.device):  # random weights are made where they will be used
             options = {"num_drafts": num_drafts, "drafting": drafting, "drafts_ahead": draft_device is not None}
-            drafter = as_drafter(drafter, target=self.config, dtype=self.dtype, **options)
+            options |= {"on_cpu": self.device.platform == "cpu", "target": self.config, "dtype": self.dtype}
+            drafter = as_drafter(drafter, **options)
         if drafter.num_drafts >= self.max_len:
             raise ValueError(f"num_drafts={drafter.num_drafts} does not fit a context of {self.max_len} tokens")
         self.drafter = drafter
         parts = (self._definition, self._leaves, drafter, self.device)
         if isinstance(drafter, JetSpecPP) and drafter.foresees:
-            self.programs = FusedPrograms(*parts) if draft_device is None else PipelinedPrograms(*parts, draft_device)
+            kind = FusedPrograms if draft_device is None else PipelinedPrograms
+            self.programs = kind(*parts, draft_device, self.kernels)
         elif draft_device is not None:
             raise ValueError(f"draft_device={draft_device}, but drafter {drafter.name!r} does not draft ahead")
         else:
-            self.programs = Programs(*parts)
+            self.programs = Programs(*parts, kernels=self.kernels)
 
     @property
     def target(self) -> Target:

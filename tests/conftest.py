@@ -7,6 +7,10 @@ from dataclasses import fields
 # Before the first import of jax.
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
 
+# Threads of XLA's CPU client. The Mosaic GPU interpreter runs each warpgroup as a program that may wait for another in a
+# callback; with one thread a core on two cores they can wait for each other for ever.
+os.environ["NPROC"] = "8"
+
 import jax
 import pytest
 
@@ -33,7 +37,7 @@ def _register_dataclass(cls: type, *args, **kwargs) -> type:
     JAX also unflattens around things that are no arrays (numpy results, descriptions of arguments), which a checked
     `__init__` must refuse. Construction by name and `replace` stay checked.
     """
-    if args or kwargs:  # flax's own
+    if args or kwargs or cls.__module__.startswith("jax."):  # those of flax and JAX themselves
         return _plain_register_dataclass(cls, *args, **kwargs)
     static = [field.name for field in fields(cls) if field.metadata.get("static")]
     data = [field.name for field in fields(cls) if field.name not in static]

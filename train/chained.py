@@ -44,7 +44,7 @@ def _run_layer(
     positions = block_positions(anchors, num_rows).reshape(batch, -1)
     positions = jnp.concatenate([all_positions(context), positions], axis=1)
     angles = rope_angles(positions, kind.rope, layer.attention.shape.head_dim)
-    q, k, v = layer.attention.queries_keys_values(layer.attention_norm(x), angles, kind.rope)
+    q, k, v = layer.queries_keys_values(x, angles, kind.rope)
     on_context = causal_attention(q[:, :size], k[:, :size], v[:, :size], kind.window)
     mask = jnp.tril(jnp.ones((num_rows, num_rows), bool))[None, None]
     on_blocks = attend_blocks(

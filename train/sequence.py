@@ -58,7 +58,7 @@ def run_sequence(
 ) -> tuple[Float[Array, "B S D"], Float[Array, "B K S H"], Float[Array, "B K S H"]]:
     """One layer over positions 0 .. S-1; its output, and its keys and values as a cache holds them."""
     angles = rope_angles(all_positions(x), kind.rope, layer.attention.shape.head_dim)
-    q, k, v = layer.attention.queries_keys_values(layer.attention_norm(x), angles, kind.rope)
+    q, k, v = layer.queries_keys_values(x, angles, kind.rope)
     out = layer.finish(x, causal_attention(q, k, v, kind.window))
     return out, jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
 

@@ -1,8 +1,7 @@
 """The draft side inside a trace: draft, predictor and decoder over their caches, for one or many blocks per request."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,8 @@ from jetspec_jax.models.cache import KVCache
 from jetspec_jax.models.decoder import Decoder
 from jetspec_jax.models.draft import Draft, InjectedRows
 from jetspec_jax.ops.first_argmax import first_argmax
+from jetspec_jax.ops.head_draw import head_draw
+from jetspec_jax.ops.kernels import choose
 
 # Folded into a request's key before anything but the draw's position noise is drawn from it. Positions stay below
 # 2^31, so the streams never meet.
@@ -34,6 +35,7 @@ class DraftSide:
         decoder: embedding and head of the target.
         evidence: what turns logits into statements about the draw.
         num_drafts: γ.
+        predict_hidden: as `predict`, with what the head reads instead of logits; None if the logits are not the head's.
     """
 
     draft: Draft
@@ -42,6 +44,7 @@ class DraftSide:
     decoder: Decoder
     evidence: Evidence
     num_drafts: int
+    predict_hidden: Callable | None = None
 
     def draft_blocks(
         self,
@@ -63,24 +66,35 @@ class DraftSide:
         """
         positions = start[:, :, None] + jnp.arange(1, self.num_drafts + 1, dtype=jnp.int32)[None, None, :]
 
-        def guess(logits: Float[Array, "B R G V"], states: Any = None) -> Guess:
-            scores = self.evidence(logits, positions)
-
-            def logprob_of(tokens):
-                chosen = jnp.take_along_axis(scores, tokens[..., None], axis=-1, mode="clip")[..., 0]
-                return chosen - jax.nn.logsumexp(scores, axis=-1)
-
-            return Guess(first_argmax(scores)[0], logprob_of, states)
-
         def draft_pass(drafts, num_fixed, states) -> Guess:
-            return guess(self.draft_logits(self._rows(anchors, drafts, noise), start, num_fixed, states, config))
+            arguments = (self._rows(anchors, drafts, noise), start, num_fixed, states, config)
+
+            def kernel():
+                if type(self).draft_logits is not DraftSide.draft_logits:
+                    raise NotImplementedError("the draft's logits are replaced")
+                return self._drawn(self.draft_hidden(*arguments), positions, with_logprobs)
+
+            return choose(
+                "head_draw", kernel, lambda: self._guessed(self.draft_logits(*arguments), positions, with_logprobs)
+            )
 
         def refresh(drafts) -> Guess:
             rows = jnp.concatenate([anchors[..., None], drafts[..., :-1]], axis=-1)  # row o predicts draft o
-            taps, logits = self.predict(rows, start)
-            return guess(logits, self.draft.inject(taps, start))
 
-        return refine(draft_pass, None if self.predict is None else refresh, config, with_logprobs=with_logprobs)
+            def kernel():
+                if self.predict_hidden is None:
+                    raise NotImplementedError("the predictor's logits are replaced")
+                taps, hidden = self.predict_hidden(rows, start)
+                return taps, self._drawn(hidden, positions, with_logprobs)
+
+            def otherwise():
+                taps, logits = self.predict(rows, start)
+                return taps, self._guessed(logits, positions, with_logprobs)
+
+            taps, guess = choose("head_draw", kernel, otherwise)
+            return replace(guess, states=self.draft.inject(taps, start))
+
+        return refine(draft_pass, None if self.predict is None else refresh, config)
 
     def draft_logits(
         self,
@@ -91,6 +105,17 @@ class DraftSide:
         config: RefineConfig,
     ) -> Float[Array, "B R G V"]:
         """One pass of the draft: logits of the γ drafted positions."""
+        return self.decoder.head(self.draft_hidden(rows, start, num_fixed, states, config))
+
+    def draft_hidden(
+        self,
+        rows: Int[Array, "B R T"],
+        start: Int[Array, "B R"],
+        num_fixed: Int[Array, "B R"] | None,
+        states: InjectedRows | None,
+        config: RefineConfig,
+    ) -> Float[Array, "B R G D"]:
+        """One pass of the draft: what the head reads of the γ drafted positions."""
         hidden = self.draft(
             self.decoder.embed(rows),
             self.context,
@@ -100,7 +125,26 @@ class DraftSide:
             sees_fixed_rows=config.conditioning == "double",
         )
         first = 0 if self.draft.config.shift else 1
-        return self.decoder.head(hidden[:, :, first : first + self.num_drafts])
+        return hidden[:, :, first : first + self.num_drafts]
+
+    def _guessed(self, logits: Float[Array, "B R G V"], positions: Int[Array, "B R G"], with_logprobs: bool) -> Guess:
+        scores = self.evidence(logits, positions)
+        tokens, top = first_argmax(scores)
+        return Guess(tokens, top - jax.nn.logsumexp(scores, axis=-1) if with_logprobs else None)
+
+    def _drawn(self, hidden: Float[Array, "B R G D"], positions: Int[Array, "B R G"], with_logprobs: bool) -> Guess:
+        """The same without logits."""
+        evidence = self.evidence
+        if not evidence.is_plain:
+            raise NotImplementedError(f"bias and truncation need logits: {evidence.spec}")
+        tokens, top, total = head_draw(
+            hidden.astype(self.decoder.dtype),
+            self.decoder.head_weight,
+            temperature=evidence.params.temperature if evidence.spec.samples else None,
+            key=None if evidence.noise is None else evidence.params.key,
+            positions=positions,
+        )
+        return Guess(tokens, top - total if with_logprobs else None)
 
     def _rows(
         self, anchors: Int[Array, "B R"], drafts: Int[Array, "B R G"] | None, noise: Int[Array, "B R W"]

@@ -49,6 +49,11 @@ class Evidence:
         positions = base[:, None] + jnp.arange(num_positions, dtype=jnp.int32)[None, :]
         return cls(params, spec, base, position_noise(params.key, positions, vocab_size))
 
+    @property
+    def is_plain(self) -> bool:
+        """Nothing is done to logits but scaling and noise."""
+        return not (self.spec.biases or self.spec.truncates)
+
     def __call__(
         self, logits: Float[Array, "B *rows V"], positions: Int[Array, "B *rows"]
     ) -> Float[Array, "B *rows V"]:

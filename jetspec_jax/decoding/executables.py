@@ -1,23 +1,31 @@
 """Programs compiled ahead of the loop and kept: an executable never recompiles, it refuses other shapes."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import jax
+
+from jetspec_jax.ops.kernels import Kernels
 
 
 class Executables:
     """Compiles and keeps executables.
 
+    Args:
+        kernels: the operations that run as GPU kernels, by device; devices that are not named run none.
+
     Attributes:
+        kernels: as given; after a compilation they tell what was refused.
         num_compiled: executables built so far.
         compile_ms: time spent building them.
         on_compile: told what is being compiled.
         on_dispatch: told `(name, device, outputs)` of every call, for timelines; it must not wait for anything.
     """
 
-    def __init__(self):
+    def __init__(self, kernels: Mapping[jax.Device, Kernels] | None = None):
+        self.kernels = dict(kernels or {})
         self.num_compiled = 0
         self.compile_ms = 0.0
         self.on_compile: Callable[[str], Any] | None = None
@@ -44,7 +52,7 @@ class Executables:
             began = time.perf_counter()
             # Constants that a user's function closes over are moved while lowering; only the loop is guarded.
             with jax.transfer_guard("allow"):
-                executable = jax.jit(program, donate_argnums=donated).lower(*args).compile()
+                executable = self.jit(program, donated=donated, device=device).lower(*args).compile()
             self.compile_ms += 1e3 * (time.perf_counter() - began)
             self.num_compiled += 1
             self._kept[(name, *key)] = executable
@@ -52,6 +60,15 @@ class Executables:
         if self.on_dispatch is not None:
             self.on_dispatch(name, device, outputs)
         return outputs
+
+    def jit(self, program: Callable, *, donated: tuple[int, ...], device: jax.Device) -> Callable:
+        """`jax.jit` of a program for a device, with that device's kernels."""
+
+        def traced(*args):
+            with self.kernels.get(device) or nullcontext():
+                return program(*args)
+
+        return jax.jit(traced, donate_argnums=donated)
 
     def hlo(self, name: str) -> list[str]:
         """Optimised HLO of the programs of this name, to look at."""

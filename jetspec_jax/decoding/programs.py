@@ -5,6 +5,7 @@ that draft ahead of the verification; the driver does not see the difference.
 """
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -24,6 +25,7 @@ from jetspec_jax.drafters.protocol import Drafter, DraftView
 from jetspec_jax.models.decoder import Decoder
 from jetspec_jax.models.functional import Leaves, ModuleDef, place, split
 from jetspec_jax.models.target import Target
+from jetspec_jax.ops.kernels import Kernels
 
 # Longest piece of a prompt that one call processes; longer prompts take several calls of one executable.
 PREFILL_CHUNK = 512
@@ -72,6 +74,7 @@ class Programs:
         drafter: Drafter,
         device: jax.Device,
         draft_device: jax.Device | None = None,
+        kernels: str | Sequence[str] = "auto",
     ):
         self.definition = definition
         self.target_leaves = leaves
@@ -80,7 +83,8 @@ class Programs:
         self.draft_device = device if draft_device is None else draft_device
         self.draft_leaves = drafter.place(self.draft_device)
         self._decoder_definition, self.decoder_leaves = self._own_decoder()
-        self.executables = Executables()
+        devices = {self.device, self.draft_device}
+        self.executables = Executables({device: Kernels.for_device(device, kernels) for device in devices})
         self._requests = itertools.count()
 
     @property

@@ -21,12 +21,12 @@ class Guess:
 
     Attributes:
         tokens: its arg-max.
-        logprob_of: log-probability it gives to other tokens at the same positions.
+        logprobs: log-probability it gives to them; None if nobody asks.
         states: what the next pass may read of the rows it saw (a refresh only).
     """
 
     tokens: Int[Array, "B R G"]
-    logprob_of: Callable[[Int[Array, "B R G"]], Float[Array, "B R G"]]
+    logprobs: Float[Array, "B R G"] | None = None
     states: Any = None
 
 
@@ -36,9 +36,7 @@ DraftPass = Callable[[Int[Array, "B R G"] | None, Int[Array, "B R"], Any], Guess
 Refresh = Callable[[Int[Array, "B R G"]], Guess]
 
 
-def refine(
-    draft_pass: DraftPass, refresh: Refresh | None, config: RefineConfig, *, with_logprobs: bool = False
-) -> Proposal:
+def refine(draft_pass: DraftPass, refresh: Refresh | None, config: RefineConfig) -> Proposal:
     """Drafts blocks and rewrites them, with every pass recorded.
 
     Example (the paper's Figure 4), γ = 7: the decoder agrees at 1..3 and differs at 4: its token is written there, 1..4
@@ -48,7 +46,6 @@ def refine(
         draft_pass: one pass of the draft over blocks of noise or of earlier drafts.
         refresh: adapter and decoder over the blocks; None if `config` has no refresh.
         config: how many of each, and the variants.
-        with_logprobs: keep what each token's author thought of it, for outcome rules that ask.
 
     Returns:
         A proposal with axes [B, R]; `is_hit` is False and `mass` 0.
@@ -60,7 +57,7 @@ def refine(
         raise ValueError(f"{config.name} needs predicted target states, but there is no adapter")
     guess = draft_pass(None, None, None)
     tokens = guess.tokens
-    logprobs = guess.logprob_of(tokens) if with_logprobs else None
+    logprobs = guess.logprobs
     offsets = jnp.arange(tokens.shape[-1], dtype=jnp.int32)[None, None, :]
     num_fixed = jnp.zeros(tokens.shape[:-1], jnp.int32)
     passes, fixed_at, proxies, states = [tokens], [num_fixed], [], None
@@ -76,8 +73,8 @@ def refine(
         inputs = jnp.where(is_fixed, tokens, RENOISE) if keeps_noise else tokens
         guess = draft_pass(inputs, num_fixed, states)
         tokens = jnp.where(is_fixed, tokens, guess.tokens)
-        if with_logprobs:
-            logprobs = jnp.where(is_fixed, logprobs, guess.logprob_of(tokens))
+        if logprobs is not None:
+            logprobs = jnp.where(is_fixed, logprobs, guess.logprobs)
         passes.append(tokens)
         fixed_at.append(num_fixed)
     trace = RefineTrace(
@@ -106,5 +103,5 @@ def _settle(tokens, num_fixed, logprobs, proxy: Guess, offsets, config: RefineCo
     is_replaced = offsets == num_agreed[..., None]
     tokens = jnp.where(is_replaced, proxy.tokens, tokens)
     if logprobs is not None:
-        logprobs = jnp.where(is_replaced, proxy.logprob_of(proxy.tokens), logprobs)
+        logprobs = jnp.where(is_replaced, proxy.logprobs, logprobs)
     return tokens, jnp.minimum(num_agreed + 1, tokens.shape[-1]), logprobs

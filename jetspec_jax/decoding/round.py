@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jetspec_jax.decoding.filters import Prefix
 from jetspec_jax.decoding.row_params import RowParams, SamplingSpec
-from jetspec_jax.decoding.sampling import draw
+from jetspec_jax.decoding.sampling import draw_states
 from jetspec_jax.decoding.state import ContextRows, RoundOutput, RoundState, write_tokens
 from jetspec_jax.decoding.verify import NO_TOKEN, num_accepted
 from jetspec_jax.models.target import Target
@@ -42,7 +42,7 @@ def verify_round(
     x, taps, cache = target(block, state.cache)
     lengths = state.length[:, None] + jnp.arange(num_rows, dtype=jnp.int32)[None, :]
     prefix = Prefix(write_tokens(state.tokens, drafts, state.length), lengths, state.prompt_len)
-    drawn = draw(target.logits(x), prefix, params, spec)
+    drawn = draw_states(target, x, prefix, params, spec)
 
     accepted = num_accepted(drafts, drawn.tokens)
     # A row the host has not stopped yet must not run past the buffers.
@@ -95,7 +95,7 @@ def prefill_chunk(
     last_x = jnp.where(((offset >= 0) & (offset < chunk_len))[:, None], here, last_x)
 
     prefix = Prefix(state.tokens, state.prompt_len[:, None], state.prompt_len)
-    drawn = draw(target.logits(last_x[:, None]), prefix, params, spec)
+    drawn = draw_states(target, last_x[:, None], prefix, params, spec)
     new_state = replace(
         state,
         tokens=write_tokens(state.tokens, drawn.tokens, state.prompt_len),

@@ -38,6 +38,11 @@ class SamplingSpec:
     num_logprobs: int | None = None
     logits_processors: tuple[Callable, ...] = ()
 
+    @property
+    def is_plain(self) -> bool:
+        """Nothing but a temperature: a token and the check of its logits are all that is wanted of a row."""
+        return self == SamplingSpec(samples=self.samples)
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,10 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jetspec_jax.decoding.filters import Prefix, apply_filters, truncate
 from jetspec_jax.decoding.row_params import RowParams, SamplingSpec
+from jetspec_jax.models.target import Target
 from jetspec_jax.ops.first_argmax import first_argmax
+from jetspec_jax.ops.head_draw import head_draw
+from jetspec_jax.ops.kernels import choose
 
 
 @jax.tree_util.register_dataclass
@@ -87,6 +90,23 @@ def draw(logits: Float[Array, "B T V"], prefix: Prefix, params: RowParams, spec:
     if spec.num_logprobs is None:
         return Draw(tokens, finite, None)
     return Draw(tokens, finite, _logprobs(logits, processed, tokens, params, spec.num_logprobs))
+
+
+def draw_states(
+    target: Target, x: Float[Array, "B T D"], prefix: Prefix, params: RowParams, spec: SamplingSpec
+) -> Draw:
+    """Draws the token of each row from the residual stream after the last layer."""
+
+    def kernel():
+        if not spec.is_plain:
+            raise NotImplementedError(f"filters and log-probabilities need logits: {spec}")
+        temperature, key = (params.temperature, params.key) if spec.samples else (None, None)
+        tokens, scores, _ = head_draw(
+            target.norm(x), target.head_weight, temperature=temperature, key=key, positions=prefix.length
+        )
+        return Draw(tokens, jnp.isfinite(scores), None)
+
+    return choose("head_draw", kernel, lambda: draw(target.logits(x), prefix, params, spec))
 
 
 def _logprobs(logits, filtered, tokens, params: RowParams, num: int) -> Logprobs:

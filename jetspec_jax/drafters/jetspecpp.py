@@ -6,6 +6,7 @@ One class serves every parallel draft: JetSpec++ (causal, token inputs), JetSpec
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -65,8 +66,7 @@ class JetSpecPP:
         ValueError: parts that do not fit each other.
     """
 
-    # What runs the draft inside a trace; tests put a draft of known quality in its place.
-    side_type = DraftSide
+    side_type = DraftSide  # runs the draft inside a trace; tests put a draft of known quality in its place
     keeps_evidence = False  # outcome caches carry what they were chosen by; only calibration wants it
     is_random = False  # untrained weights: true of what `random` makes
 
@@ -82,15 +82,16 @@ class JetSpecPP:
         self.config = draft.config
         drafting = PLAIN_PASS if drafting is None else drafting
         self.drafting = drafting.resolved(is_calibrated=calibration is not None)
-        asked = self.drafting.num_drafts
-        self.num_drafts = self.config.max_draft_len if asked is None else asked
+        self.num_drafts = self.drafting.num_drafts or self.config.max_draft_len
         if not self.config.causal and self.num_drafts > self.config.max_draft_len:
-            raise ValueError(f"num_drafts={asked} with a bidirectional draft of {self.config.block_rows} rows")
+            raise ValueError(f"num_drafts={self.num_drafts}, bidirectional draft of {self.config.block_rows} rows")
         self.predictor = as_predictor(adapter, self.config, self.drafting.draft_weights)
         if self.drafting.needs_predictor and self.predictor is None:
             raise ValueError(
                 f"{self.drafting.refine.name} with num_outcomes={self.drafting.num_outcomes} needs an adapter"
             )
+        # What nobody reads need not catch up, which would cost another draft.
+        self._predictor = self.predictor if self.drafting.needs_predictor else None
         if self.drafting.outcome_rule == "calibrated" and calibration is None:
             raise ValueError("outcome_rule='calibrated' needs a calibration")
         self.name = "jetspec++" if self.drafting.needs_predictor else "parallel"
@@ -139,7 +140,7 @@ class JetSpecPP:
     def place(self, device: jax.Device) -> Leaves:
         """Weights and calibration on a device: draft, predictor, calibration."""
         draft = place(self._leaves, device)
-        predictor = () if self.predictor is None else self.predictor.place(device)
+        predictor = () if self._predictor is None else self._predictor.place(device)
         calibration = jax.device_put(tuple(jax.tree.leaves(self.calibration)), device)
         return (*draft, *predictor, *calibration)
 
@@ -150,7 +151,7 @@ class JetSpecPP:
     def init_state(self, decoder: Decoder, batch: int, capacity: int) -> DraftCaches:
         """Empty caches."""
         context = self._definition.merge(self._leaves).init_context(batch, capacity)
-        predictor = () if self.predictor is None else self.predictor.init_state(decoder, batch, capacity)
+        predictor = () if self._predictor is None else self._predictor.init_state(decoder, batch, capacity)
         return DraftCaches(context, predictor)
 
     def propose(
@@ -162,10 +163,10 @@ class JetSpecPP:
     def observe(self, leaves: Leaves, decoder: Decoder, state: DraftCaches, rows: ContextRows) -> DraftCaches:
         """Takes in rows the target has processed."""
         rows.check_taps(self.config.num_taps, self.config.shape.hidden_size)
-        context = self._draft(leaves).extend(state.context.with_length(rows.start), rows.taps)
+        context = self.draft_of(leaves).extend(state.context.with_length(rows.start), rows.taps)
         predictor = state.predictor
-        if self.predictor is not None:
-            predictor = self.predictor.observe(self._predictor_leaves(leaves), decoder, predictor, rows)
+        if self._predictor is not None:
+            predictor = self._predictor.observe(self.predictor_leaves(leaves), decoder, predictor, rows)
         return DraftCaches(context.commit(rows.num_kept), predictor)
 
     def foresee(
@@ -192,10 +193,10 @@ class JetSpecPP:
         """
         pending.check_taps(self.config.num_taps, self.config.shape.hidden_size)
         rows = jnp.concatenate([state.anchor[:, None], block.tokens], axis=1)
-        taps, logits, predictor = self.predictor.foresee(
-            self._predictor_leaves(leaves), decoder, state.caches.predictor, pending, rows
+        taps, logits, predictor = self._predictor.foresee(
+            self.predictor_leaves(leaves), decoder, state.caches.predictor, pending, rows
         )
-        draft = self._draft(leaves)
+        draft = self.draft_of(leaves)
         context = draft.extend(state.caches.context.with_length(pending.start), pending.taps)
         context = draft.extend(context.commit(pending.num_kept), taps)
         caches = DraftCaches(context, predictor)
@@ -267,16 +268,17 @@ class JetSpecPP:
     def _side(
         self, leaves, decoder: Decoder, caches: DraftCaches, base: Int[Array, "B"], window: int, params, spec
     ) -> DraftSide:
-        def predict(blocks, start):
-            return self.predictor.predict(self._predictor_leaves(leaves), decoder, caches.predictor, blocks, start)
-
+        predictor, known = self._predictor, (self.predictor_leaves(leaves), decoder, caches.predictor)
+        # A predictor with logits of its own does not leave them to the head.
+        has_hidden = predictor is not None and getattr(type(predictor), "predict", None) is AdapterPredictor.predict
         evidence = Evidence.of_window(
             params, spec, base, window, decoder.config.vocab_size, couple_noise=self.drafting.couple_noise
         )
         return self.side_type(
-            draft=self._draft(leaves),
+            draft=self.draft_of(leaves),
             context=caches.context,
-            predict=None if self.predictor is None else predict,
+            predict=None if predictor is None else partial(predictor.predict, *known),
+            predict_hidden=partial(predictor.predict_hidden, *known) if has_hidden else None,
             decoder=decoder,
             evidence=evidence,
             num_drafts=self.num_drafts,
@@ -290,10 +292,12 @@ class JetSpecPP:
     def _with_logprobs(self) -> bool:
         return self.foresees and self.drafting.outcome_rule in ("calibrated", "draft_model")
 
-    def _draft(self, leaves: Leaves) -> Draft:
+    def draft_of(self, leaves: Leaves) -> Draft:
+        """The draft over placed leaves."""
         return self._definition.merge(leaves[: len(self._leaves)])
 
-    def _predictor_leaves(self, leaves: Leaves) -> Leaves:
+    def predictor_leaves(self, leaves: Leaves) -> Leaves:
+        """The predictor's share of placed leaves."""
         return leaves[len(self._leaves) : len(leaves) - self._num_calibrated]
 
     def _calibration(self, leaves: Leaves) -> Calibration | None:

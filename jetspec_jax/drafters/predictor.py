@@ -61,6 +61,10 @@ class AdapterPredictor:
         self.adapter, self.weights = adapter, weights
         self._definition, self._leaves = split(quantized(adapter) if weights == "int8" else adapter)
 
+    def merge(self, leaves: Leaves) -> Adapter:
+        """The adapter over placed leaves."""
+        return self._definition.merge(leaves)
+
     def with_weights(self, weights: DraftWeights) -> "AdapterPredictor":
         """The same with weights read in another form."""
         if weights == self.weights:
@@ -75,7 +79,7 @@ class AdapterPredictor:
 
     def init_state(self, decoder: Decoder, batch: int, capacity: int) -> tuple[KVCache, KVCache]:
         """Empty caches of adapter and decoder layers."""
-        adapter = self._definition.merge(self._leaves)
+        adapter = self.merge(self._leaves)
         return adapter.init_cache(batch, capacity), decoder.init_cache(batch, capacity)
 
     def observe(
@@ -105,12 +109,24 @@ class AdapterPredictor:
         start: Int[Array, "B R"],
     ) -> tuple[Float[Array, "B R T M D"], Float[Array, "B R T V"]]:
         """Adapter, then decoder, over every block."""
+        taps, hidden = self.predict_hidden(leaves, decoder, state, blocks, start)
+        return taps, decoder.head(hidden)
+
+    def predict_hidden(
+        self,
+        leaves: Leaves,
+        decoder: Decoder,
+        state: tuple[KVCache, KVCache],
+        blocks: Int[Array, "B R T"],
+        start: Int[Array, "B R"],
+    ) -> tuple[Float[Array, "B R T M D"], Float[Array, "B R T D"]]:
+        """The same, up to what the head reads."""
         adapter_cache, decoder_cache = state
-        taps = self._definition.merge(leaves).predict(decoder.embed(blocks), adapter_cache, start)
-        return taps, decoder.predict(taps[:, :, :, -1].astype(decoder.dtype), decoder_cache, start)
+        taps = self.merge(leaves).predict(decoder.embed(blocks), adapter_cache, start)
+        return taps, decoder.hidden(taps[:, :, :, -1].astype(decoder.dtype), decoder_cache, start)
 
     def _run(self, leaves, decoder: Decoder, state, rows: ContextRows, block):
-        adapter = self._definition.merge(leaves)
+        adapter = self.merge(leaves)
         adapter_cache, decoder_cache = state
         end = rows.start + rows.num_kept
         segment = None if block is None else Segment(decoder.embed(block), end)

@@ -53,10 +53,14 @@ class KVCache:
         # A masked value has weight 0, and 0 * NaN is NaN: a drafted row that overflowed must not reach the others. A
         # row that is kept shows its own NaN in its logits.
         new_values = write_rows(self.values[layer], jnp.nan_to_num(values), self.length)
+        return self.with_layer(layer, new_keys, new_values)
+
+    def with_layer(self, layer: int, keys: Float[Array, "B K S H"], values: Float[Array, "B K S H"]) -> "KVCache":
+        """Other contents of one layer."""
         return replace(
             self,
-            keys=(*self.keys[:layer], new_keys, *self.keys[layer + 1 :]),
-            values=(*self.values[:layer], new_values, *self.values[layer + 1 :]),
+            keys=(*self.keys[:layer], keys, *self.keys[layer + 1 :]),
+            values=(*self.values[:layer], values, *self.values[layer + 1 :]),
         )
 
     def commit(self, num_rows: Int[Array, "B"]) -> "KVCache":

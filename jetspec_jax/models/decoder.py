@@ -15,7 +15,8 @@ from jetspec_jax.config import TargetConfig
 from jetspec_jax.models.cache import KVCache
 from jetspec_jax.models.layers import DecoderLayer, RMSNorm
 from jetspec_jax.models.stack import LayerKind, Segment, cache_for, run_blocks, run_segments
-from jetspec_jax.ops.project import Weight, project
+from jetspec_jax.ops.linear import linear
+from jetspec_jax.ops.project import Weight
 
 
 class Decoder(nnx.Module):
@@ -42,11 +43,11 @@ class Decoder(nnx.Module):
 
     def logits(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
         """Final norm and head, fp32."""
-        return project(self.norm(x), self.head_weight, out_dtype=jnp.float32)
+        return linear(x, self.head_weight, norm=self.norm.arguments, out_dtype=jnp.float32)
 
     def head(self, hidden: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
         """The head alone on states that are normalised already (the draft's), fp32."""
-        return project(hidden.astype(self.dtype), self.head_weight, out_dtype=jnp.float32)
+        return linear(hidden.astype(self.dtype), self.head_weight, out_dtype=jnp.float32)
 
     def init_cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache of the layers above the deepest tap; there may be none."""

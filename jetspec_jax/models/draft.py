@@ -112,7 +112,7 @@ class Draft(nnx.Module):
         angles = self._angles(block_positions(start, rows).reshape(batch, -1))
         flat = x.astype(self.dtype).reshape(batch, -1, width)
         for index, layer in enumerate(self.layers):
-            q, k, v = layer.attention.queries_keys_values(layer.attention_norm(flat), angles, self.config.rope)
+            q, k, v = layer.queries_keys_values(flat, angles, self.config.rope)
             keys, values = own_rows(k, blocks), own_rows(v, blocks, is_value=True)
             if refreshed is not None:
                 keys = jnp.concatenate([refreshed.keys[index], keys], axis=3)

@@ -12,8 +12,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jetspec_jax.config import RopeConfig, TransformerShape
+from jetspec_jax.models.cache import KVCache
+from jetspec_jax.ops.kernels import choose
+from jetspec_jax.ops.linear import gated_linear, linear
 from jetspec_jax.ops.norm_rope import apply_rope, rms_norm
-from jetspec_jax.ops.project import project, project_from
+from jetspec_jax.ops.project import Weight, project_from
 
 
 class RMSNorm(nnx.Module):
@@ -25,7 +28,12 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         """Normalises the last axis; the statistics are fp32."""
-        return rms_norm(x, self.scale[...], self.eps)
+        return rms_norm(x, *self.arguments)
+
+    @property
+    def arguments(self) -> tuple[Float[Array, "D"], float]:
+        """Scale and epsilon, for operations that begin with the norm."""
+        return self.scale[...], self.eps
 
 
 class Linear(nnx.Module):
@@ -36,10 +44,20 @@ class Linear(nnx.Module):
         self.weight = nnx.Param(init.astype(dtype))
         self.bias = nnx.Param(jnp.zeros((out_size,), dtype)) if bias else None
 
-    def __call__(self, x: Float[Array, "*rows I"]) -> Float[Array, "*rows O"]:
-        """Projects the last axis."""
-        y = project(x, self.weight[...])
-        return y if self.bias is None else y + jnp.expand_dims(self.bias[...], range(y.ndim - 1))
+    def __call__(
+        self,
+        x: Float[Array, "*rows I"],
+        norm: RMSNorm | None = None,
+        residual: Float[Array, "*rows O"] | None = None,
+    ) -> Float[Array, "*rows O"]:
+        """Projects the last axis, of `norm(x)` if there is one; `residual` is added to the result."""
+        arguments = None if norm is None else norm.arguments
+        return linear(x, *self.arguments, norm=arguments, residual=residual)
+
+    @property
+    def arguments(self) -> tuple[Weight, Float[Array, "O"] | None]:
+        """Weight and bias."""
+        return self.weight[...], None if self.bias is None else self.bias[...]
 
 
 class Attention(nnx.Module):
@@ -56,17 +74,43 @@ class Attention(nnx.Module):
         self.shape = shape
 
     def queries_keys_values(
-        self, x: Float[Array, "B T D"], angles: Float[Array, "B T half"], rope: RopeConfig
+        self,
+        x: Float[Array, "B T D"],
+        angles: Float[Array, "B T half"],
+        rope: RopeConfig,
+        norm: RMSNorm | None = None,
     ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T K H"], Float[Array, "B T K H"]]:
-        """Projected, normalised and rotated q, k and plain v."""
-        batch, rows, _ = x.shape
-        q_size = self.shape.num_heads * self.shape.head_dim
-        kv_size = self.shape.num_kv_heads * self.shape.head_dim
-        q, k, v = jnp.split(self.qkv(x), [q_size, q_size + kv_size], axis=-1)
-        q = q.reshape(batch, rows, -1, self.shape.head_dim)  # [B, T, N, H]
-        k = k.reshape(batch, rows, -1, self.shape.head_dim)  # [B, T, K, H]
-        v = v.reshape(batch, rows, -1, self.shape.head_dim)
-        return self._rotate(q, self.q_norm, angles, rope), self._rotate(k, self.k_norm, angles, rope), v
+        """Projected, normalised and rotated q, k and plain v of x, of `norm(x)` if there is one."""
+        qkv = self.qkv(x, norm)
+
+        def kernel():
+            return self._qk_norm_rope(qkv, angles, rope, None, None, None)[:3]
+
+        return choose("qk_norm_rope", kernel, lambda: self._split(qkv, angles, rope))
+
+    def queries_and_cache(
+        self,
+        x: Float[Array, "B T D"],
+        angles: Float[Array, "B T half"],
+        rope: RopeConfig,
+        norm: RMSNorm,
+        cache: KVCache,
+        index: int,
+    ) -> tuple[Float[Array, "B T N H"], KVCache]:
+        """q of `norm(x)`, and the cache with its keys and values written to layer `index` from its length on."""
+        qkv = self.qkv(x, norm)
+
+        def kernel():
+            q, _, _, keys, values = self._qk_norm_rope(
+                qkv, angles, rope, cache.keys[index], cache.values[index], cache.length
+            )
+            return q, cache.with_layer(index, keys, values)
+
+        def otherwise():
+            q, k, v = self._split(qkv, angles, rope)
+            return q, cache.write(index, k, v)
+
+        return choose("qk_norm_rope", kernel, otherwise)
 
     def keys_values(
         self, x: Float[Array, "B T D"], angles: Float[Array, "B T half"], rope: RopeConfig
@@ -80,9 +124,26 @@ class Attention(nnx.Module):
         k, v = jnp.split(kv.reshape(batch, rows, -1, self.shape.head_dim), 2, axis=2)
         return self._rotate(k, self.k_norm, angles, rope), v
 
-    def output(self, heads: Float[Array, "B T N H"]) -> Float[Array, "B T D"]:
-        """Joins the heads back into the residual width."""
-        return self.out(heads.reshape(*heads.shape[:2], -1))
+    def output(
+        self, heads: Float[Array, "B T N H"], residual: Float[Array, "B T D"] | None = None
+    ) -> Float[Array, "B T D"]:
+        """Joins the heads back into the residual width, and adds `residual`."""
+        return self.out(heads.reshape(*heads.shape[:2], -1), residual=residual)
+
+    def _split(self, qkv, angles, rope: RopeConfig):
+        q_size = self.shape.num_heads * self.shape.head_dim
+        kv_size = self.shape.num_kv_heads * self.shape.head_dim
+        parts = jnp.split(qkv, [q_size, q_size + kv_size], axis=-1)
+        q, k, v = (part.reshape(*qkv.shape[:2], -1, self.shape.head_dim) for part in parts)  # [B, T, N or K, H]
+        return self._rotate(q, self.q_norm, angles, rope), self._rotate(k, self.k_norm, angles, rope), v
+
+    def _qk_norm_rope(self, qkv, angles, rope: RopeConfig, keys, values, start):
+        from pallas_kernels.qk_norm_rope import qk_norm_rope  # where it is taken: see `ops/linear.py`
+
+        scales = (None, None) if self.q_norm is None else (self.q_norm.scale[...], self.k_norm.scale[...])
+        cos, sin = jnp.cos(angles) * rope.attention_factor, jnp.sin(angles) * rope.attention_factor
+        sizes = {"num_heads": self.shape.num_heads, "num_kv_heads": self.shape.num_kv_heads}
+        return qk_norm_rope(qkv, *scales, cos, sin, keys, values, start, eps=self.shape.rms_norm_eps, **sizes)
 
     @staticmethod
     def _rotate(x, norm: RMSNorm | None, angles, rope: RopeConfig):
@@ -97,10 +158,9 @@ class MLP(nnx.Module):
         self.gate_up = Linear(shape.hidden_size, 2 * width, bias=bias, dtype=dtype, rngs=rngs)
         self.down = Linear(width, shape.hidden_size, bias=bias, dtype=dtype, rngs=rngs)
 
-    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Applies the MLP to each row."""
-        gate, up = jnp.split(self.gate_up(x), 2, axis=-1)
-        return self.down(jax.nn.silu(gate) * up)
+    def __call__(self, x: Float[Array, "B T D"], norm: RMSNorm) -> Float[Array, "B T D"]:
+        """`x + MLP(norm(x))` of each row."""
+        return self.down(gated_linear(x, *self.gate_up.arguments, norm=norm.arguments), residual=x)
 
 
 class DecoderLayer(nnx.Module):
@@ -112,7 +172,18 @@ class DecoderLayer(nnx.Module):
         self.mlp_norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps, dtype=dtype)
         self.mlp = MLP(shape, dtype=dtype, rngs=rngs)
 
+    def queries_keys_values(
+        self, x: Float[Array, "B T D"], angles: Float[Array, "B T half"], rope: RopeConfig
+    ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T K H"], Float[Array, "B T K H"]]:
+        """q, k and v of the residual stream."""
+        return self.attention.queries_keys_values(x, angles, rope, self.attention_norm)
+
+    def queries_and_cache(
+        self, x: Float[Array, "B T D"], angles: Float[Array, "B T half"], rope: RopeConfig, cache: KVCache, index: int
+    ) -> tuple[Float[Array, "B T N H"], KVCache]:
+        """q of the residual stream, and the cache with the rows written to layer `index`."""
+        return self.attention.queries_and_cache(x, angles, rope, self.attention_norm, cache, index)
+
     def finish(self, x: Float[Array, "B T D"], heads: Float[Array, "B T N H"]) -> Float[Array, "B T D"]:
         """Adds the attention output and the MLP to the residual stream."""
-        x = x + self.attention.output(heads)
-        return x + self.mlp(self.mlp_norm(x))
+        return self.mlp(self.attention.output(heads, residual=x), self.mlp_norm)

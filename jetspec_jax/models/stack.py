@@ -16,7 +16,8 @@ from jaxtyping import Array, Bool, Float, Int
 from jetspec_jax.config import RopeConfig
 from jetspec_jax.models.cache import KVCache
 from jetspec_jax.models.layers import DecoderLayer
-from jetspec_jax.ops.attention import attend, attend_blocks, causal_mask
+from jetspec_jax.ops.attention import attend_blocks, attend_cached
+from jetspec_jax.ops.kernels import missing_rows
 from jetspec_jax.ops.norm_rope import rope_angles
 
 
@@ -70,17 +71,18 @@ def run_segments(
         The residual stream of each segment, and the cache (its length is whatever was last written at).
     """
     sizes = [segment.x.shape[1] for segment in segments]
-    ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
-    x = jnp.concatenate([segment.x for segment in segments], axis=1)
-    positions = jnp.concatenate([segment.positions for segment in segments], axis=1)
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    missing = ((0, 0), (0, missing_rows(ends[-1])))  # rows of padding look at slot 0 and are dropped
+    x = jnp.pad(jnp.concatenate([segment.x for segment in segments], axis=1), (*missing, (0, 0)))
+    positions = jnp.pad(jnp.concatenate([segment.positions for segment in segments], axis=1), missing)
     for index, (layer, kind) in enumerate(zip(layers, kinds, strict=True), start=first):
         angles = rope_angles(positions, kind.rope, layer.attention.shape.head_dim)
-        q, k, v = layer.attention.queries_keys_values(layer.attention_norm(x), angles, kind.rope)
-        for segment, keys, values in zip(segments, jnp.split(k, ends, axis=1), jnp.split(v, ends, axis=1), strict=True):
+        q, k, v = layer.queries_keys_values(x, angles, kind.rope)
+        rows = zip(segments, jnp.split(k, ends, axis=1)[:-1], jnp.split(v, ends, axis=1)[:-1], strict=True)
+        for segment, keys, values in rows:
             cache = cache.with_length(segment.start).write(index, keys, values)
-        mask = causal_mask(positions, cache.capacity, kind.window)
-        x = layer.finish(x, attend(q, cache.keys[index], cache.values[index], mask))
-    return jnp.split(x, ends, axis=1), cache
+        x = layer.finish(x, attend_cached(q, cache.keys[index], cache.values[index], positions, kind.window))
+    return jnp.split(x, ends, axis=1)[:-1], cache
 
 
 def run_blocks(
@@ -100,7 +102,7 @@ def run_blocks(
     positions = block_positions(start, rows).reshape(batch, -1)
     for index, (layer, kind) in enumerate(zip(layers, kinds, strict=True), start=first):
         angles = rope_angles(positions, kind.rope, layer.attention.shape.head_dim)
-        q, k, v = layer.attention.queries_keys_values(layer.attention_norm(flat), angles, kind.rope)
+        q, k, v = layer.queries_keys_values(flat, angles, kind.rope)
         heads = attend_blocks(
             q.reshape(batch, blocks, rows, *q.shape[2:]),
             cache.keys[index],

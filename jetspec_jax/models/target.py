@@ -10,9 +10,11 @@ from jetspec_jax.config import TargetConfig
 from jetspec_jax.models.cache import KVCache
 from jetspec_jax.models.decoder import Decoder
 from jetspec_jax.models.layers import DecoderLayer, Linear, RMSNorm
-from jetspec_jax.ops.attention import attend, causal_mask
+from jetspec_jax.ops.attention import attend_cached
+from jetspec_jax.ops.kernels import missing_rows
+from jetspec_jax.ops.linear import linear
 from jetspec_jax.ops.norm_rope import rope_angles
-from jetspec_jax.ops.project import Weight, project, take_rows
+from jetspec_jax.ops.project import Weight, take_rows
 
 
 class Embedding(nnx.Module):
@@ -68,27 +70,27 @@ class Target(nnx.Module):
             The residual stream after the last layer (before the final norm), the M tapped layer outputs, and the
             cache with the T rows written but not committed.
         """
+        num_rows = tokens.shape[1]
+        # Rows of padding are written above the others, where slots are garbage anyway, and dropped at the end.
+        tokens = jnp.pad(tokens, ((0, 0), (0, missing_rows(num_rows))))
         positions = cache.length[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
         by_kind = {
             kind: (
                 rope,
                 rope_angles(positions, rope, self.config.shape.head_dim),
-                causal_mask(
-                    positions, cache.capacity, self.config.sliding_window if kind != "full_attention" else None
-                ),
+                self.config.sliding_window if kind != "full_attention" else None,
             )
             for kind, rope in self.config.ropes
         }
         x = self.embed(tokens)
         taps = []
         for index, layer in enumerate(self.layers):
-            rope, angles, mask = by_kind[self.config.layer_types[index]]
-            q, k, v = layer.attention.queries_keys_values(layer.attention_norm(x), angles, rope)
-            cache = cache.write(index, k, v)
-            x = layer.finish(x, attend(q, cache.keys[index], cache.values[index], mask))
+            rope, angles, window = by_kind[self.config.layer_types[index]]
+            q, cache = layer.queries_and_cache(x, angles, rope, cache, index)
+            x = layer.finish(x, attend_cached(q, cache.keys[index], cache.values[index], positions, window))
             if index in self.config.taps:
                 taps.append(x)
-        return x, jnp.stack(taps, axis=2), cache
+        return x[:, :num_rows], jnp.stack(taps, axis=2)[:, :num_rows], cache
 
     def decoder(self) -> Decoder:
         """The part of the target that the draft side uses; modules and arrays are shared, not copied."""
@@ -102,4 +104,4 @@ class Target(nnx.Module):
 
     def logits(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
         """Final norm and head, fp32."""
-        return project(self.norm(x), self.head_weight, out_dtype=jnp.float32)
+        return linear(x, self.head_weight, norm=self.norm.arguments, out_dtype=jnp.float32)

@@ -1,9 +1,10 @@
-"""Grouped-query attention over a static cache, masked by position (XLA reference; kernels may replace it)."""
+"""Grouped-query attention over a static cache, masked by position: XLA forms, and kernels where they are faster."""
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jetspec_jax.ops.kernels import choose
 from jetspec_jax.ops.products import product
 
 
@@ -43,6 +44,32 @@ def attend(
     return out.reshape(batch, rows, num_heads, head_dim).astype(q.dtype)
 
 
+def attend_cached(
+    q: Float[Array, "B T N H"],
+    keys: Float[Array, "B K S H"],
+    values: Float[Array, "B K S H"],
+    positions: Int[Array, "B T"],
+    window: int | None = None,
+) -> Float[Array, "B T N H"]:
+    """Attention of rows at `positions` over a cache that holds their own keys: each sees the slots up to its position.
+
+    Args:
+        window: sliding window in tokens, None for all.
+    """
+
+    def kernel():
+        from pallas_kernels.shared_prefix_attention import cache_attention
+
+        if window is not None:
+            raise NotImplementedError(f"no sliding windows, got window={window}")
+        return cache_attention(q, keys, values, positions + 1)
+
+    def otherwise():
+        return attend(q, keys, values, causal_mask(positions, keys.shape[2], window))
+
+    return choose("attention", kernel, otherwise)
+
+
 def attend_blocks(
     q: Float[Array, "B R T N H"],
     context_keys: Float[Array, "B K S H"],
@@ -67,6 +94,26 @@ def attend_blocks(
         own_mask: which of them each query sees; with an empty context at least one.
         window: sliding window in tokens over the context, None for all of it.
     """
+    arguments = (q, context_keys, context_values, context_len, own_keys, own_values, own_mask)
+
+    def kernel():
+        from pallas_kernels.shared_prefix_attention import shared_prefix_attention
+
+        return shared_prefix_attention(*arguments, window=window)
+
+    return choose("attention", kernel, lambda: _attend_blocks(*arguments, window))
+
+
+def _attend_blocks(
+    q: Float[Array, "B R T N H"],
+    context_keys: Float[Array, "B K S H"],
+    context_values: Float[Array, "B K S H"],
+    context_len: Int[Array, "B R"],
+    own_keys: Float[Array, "B R K U H"],
+    own_values: Float[Array, "B R K U H"],
+    own_mask: Bool[Array, "B R T U"],
+    window: int | None,
+) -> Float[Array, "B R T N H"]:
     batch, blocks, rows, num_heads, head_dim = q.shape
     num_kv_heads, num_slots = context_keys.shape[1:3]
     groups = num_heads // num_kv_heads

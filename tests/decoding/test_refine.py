@@ -31,7 +31,7 @@ def run_script(
 
     def guess(script, calls: list, thinks: float, states=None) -> Guess:
         tokens = jnp.asarray(script[len(calls) - 1], jnp.int32).reshape(*(rows or (1, 1)), -1)
-        return Guess(tokens, lambda tokens: thinks - tokens / 1000, states)
+        return Guess(tokens, thinks - tokens / 1000 if with_logprobs else None, states)
 
     def draft_pass(tokens, num_fixed, states) -> Guess:
         asked.append((tokens, num_fixed, states))
@@ -41,7 +41,7 @@ def run_script(
         verified.append(tokens)
         return guess(proxies, verified, DECODER_THINKS, f"states of refresh {len(verified)}")
 
-    proposal = refine(draft_pass, refresh if len(proxies) else None, config, with_logprobs=with_logprobs)
+    proposal = refine(draft_pass, refresh if len(proxies) else None, config)
 
     def plain(tree):
         return jax.tree.map(lambda x: x if isinstance(x, str) else np.asarray(x if rows else x[0, 0]).tolist(), tree)

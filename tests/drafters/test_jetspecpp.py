@@ -12,6 +12,7 @@ from jetspec_jax.config import DraftConfig, draft_config_for
 from jetspec_jax.decoding.state import ContextRows
 from jetspec_jax.drafters import JetSpecPP
 from jetspec_jax.drafters.jetspecpp import PLAIN_PASS
+from jetspec_jax.drafting_config import DraftingConfig, RefineConfig
 from jetspec_jax.language_model import LanguageModel, LowAcceptanceWarning
 from jetspec_jax.models.draft import Draft
 from jetspec_jax.sampling_params import SamplingParams
@@ -107,7 +108,7 @@ def test_context_cache_grows_by_the_kept_rows_only(target, decoder, coupled):
     [
         pytest.param({}, 0, "num_drafts=0 must be at least 1", id="none"),
         pytest.param(
-            {"causal": False, "block_rows": 4}, 5, "num_drafts=5 with a bidirectional draft of 4 rows", id="too-many"
+            {"causal": False, "block_rows": 4}, 5, "num_drafts=5, bidirectional draft of 4 rows", id="too-many"
         ),
     ],
 )
@@ -165,6 +166,23 @@ def test_draft_of_nans_is_all_but_rejected(target, plain, expected):
     assert [output.token_ids for output in outputs] == expected
     assert [output.finish_reason for output in outputs] == ["length"] * 2
     assert max(output.stats.tau for output in outputs) < 1.1
+
+
+def test_unread_adapter_rests(target, decoder):
+    """One pass reads no predicted state, so the adapter is neither placed nor caught up; refining brings it back."""
+    drafting = DraftingConfig(num_drafts=3, num_outcomes=0)
+    refining = JetSpecPP.random(target.config, dtype=jnp.dtype("float32"), drafting=drafting)
+    plain = refining.with_drafting(refine=RefineConfig.parse("J1"))
+    again = plain.with_drafting(refine=drafting.refine)
+    device = jax.devices()[0]
+    sizes = [len(drafter.place(device)) for drafter in (JetSpecPP(refining.draft), plain, refining, again)]
+    assert sizes[0] == sizes[1] < sizes[2] == sizes[3]
+    assert plain.init_state(decoder, 1, 32).predictor == ()
+    rows = context_rows(target, [[5, 6, 7]])
+    leaves = plain.place(device)
+    observed = jax.jit(lambda rows: plain.observe(leaves, decoder, plain.init_state(decoder, 1, 32), rows))(rows)
+    assert (observed.predictor, observed.context.length.tolist()) == ((), [2])
+    assert plain.adapter is again.adapter is refining.adapter is not None
 
 
 def test_random_draft_has_the_shape_of_the_target(target):

@@ -136,7 +136,7 @@ def test_attention(case):
 def test_mlp(case):
     layer = case.model.layers[0]
     x = case.outputs["embedding"] + case.outputs["attention"]
-    assert_parity(layer.mlp(layer.mlp_norm(x)), case.outputs["mlp"])
+    assert_parity(layer.mlp(x, layer.mlp_norm) - x, case.outputs["mlp"])
 
 
 def test_each_layer(case):

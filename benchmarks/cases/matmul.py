@@ -1,0 +1,68 @@
+"""Products of few rows with a weight, and what is fused around them."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.cases.case import Case, normal
+from benchmarks.chains import Inputs
+from jetspec_jax.ops.linear import gated_linear, linear
+from jetspec_jax.ops.quantized_weight import QuantizedWeight
+from pallas_kernels.skinny_matmul import Product, bytes_moved, candidate_configs, reference, skinny_matmul
+from pallas_kernels.skinny_matmul import shapes as named
+
+# The target reads its weights as they are, a row or a block at a time; the draft side int8, for many blocks.
+VARIANTS = (("", 1), ("", 17), ("int8", 34), ("int8", 64), ("int8", 128))
+SHAPES = {
+    f"{name}/{rows}{quantised and '/'}{quantised}": replace(
+        named.with_int8(product) if quantised else product, num_rows=rows
+    )
+    for name, product in named.SHAPES.items()
+    for quantised, rows in VARIANTS
+}
+
+
+def case(name: str, product: Product) -> Case:
+    """A product of one layer."""
+    rows, inputs, outputs = product.num_rows, product.num_inputs, product.num_outputs
+    out_dtype = jnp.dtype(product.out_dtype)
+
+    def make(key) -> Inputs:
+        keys = jax.random.split(key, 5)
+        weight, scale = normal(keys[0], outputs, inputs, scale=inputs**-0.5), None
+        if product.has_scale:
+            quantised = QuantizedWeight.of(weight)
+            weight, scale = quantised.values, quantised.scale
+        norm_scale = normal(keys[1], inputs) if product.has_norm else None
+        residual = normal(keys[2], rows, product.width, dtype=out_dtype) if product.has_residual else None
+        return Inputs((normal(keys[3], rows, inputs), weight, scale, norm_scale, residual))
+
+    def fused(function, x, weight, scale, norm_scale, residual, **options):
+        norm = (norm_scale, product.norm_eps) if product.has_norm else None
+        options |= {"scale": scale, "norm": norm, "residual": residual, "swiglu": product.is_swiglu}
+        return function(x, weight, out_dtype=out_dtype, **options), ()
+
+    def xla(x, weight, scale, norm_scale, residual):
+        weight = weight if scale is None else QuantizedWeight(weight, scale, x.dtype)
+        norm = (norm_scale, product.norm_eps) if product.has_norm else None
+        if product.is_swiglu:
+            return gated_linear(x, weight, norm=norm), ()
+        return linear(x, weight, norm=norm, residual=residual, out_dtype=out_dtype), ()
+
+    def configs():
+        found = candidate_configs(product)
+        return [*found, *(replace(config, dependent_launch=True) for config in found[:4])]
+
+    return Case(
+        name=name,
+        kernel=lambda *arrays, config=None: fused(skinny_matmul, *arrays, config=config),
+        xla=xla,
+        reference=lambda *arrays: fused(reference.skinny_matmul, *arrays),
+        make=make,
+        num_bytes=bytes_moved(product),
+        configs=configs,
+    )
+
+
+__all__ = ["SHAPES", "case"]

@@ -1,0 +1,229 @@
+"""What a round costs at the Qwen3-8B shape, with random weights: its parts, their byte floors, and rounds as a whole.
+
+Parts are timed alone, queued behind each other. A *pipelined* round runs on two devices; `exposed` is what it takes
+beyond a verification. Rounds replay an acceptance length (`--simulate-accept-len`): all networks run at their full cost
+and every prepared outcome comes true, so a round is a hit; nothing here says anything about acceptance.
+
+    python -m benchmarks.round --out benchmarks/results/round_h200.json
+
+With one device the rounds are fused ones and there is no `exposed`. `--peer` also times transformers in a process of
+its own. Prints JSON lines as it goes; the last one is the whole record.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from benchmarks.parts import Parts
+from benchmarks.replay import replaying
+from benchmarks.shapes import SHAPES
+from benchmarks.timing import read_bandwidth
+from jetspec_jax.config import adapter_config_for, draft_config_for
+from jetspec_jax.drafters import PLAIN_PASS, JetSpecPP
+from jetspec_jax.drafting_config import DraftingConfig, RefineConfig
+from jetspec_jax.evaluation.record import environment
+from jetspec_jax.language_model import LanguageModel, LowAcceptanceWarning
+from jetspec_jax.models.adapter import Adapter
+from jetspec_jax.models.draft import Draft
+from jetspec_jax.models.target import Target
+from jetspec_jax.sampling_params import SamplingParams
+
+
+def say(**record) -> None:
+    """One JSON line for whoever watches."""
+    print(json.dumps(record), flush=True)
+
+
+class Bench:
+    """The models of one run, and what has been measured."""
+
+    def __init__(self, args: argparse.Namespace):
+        self.args = args
+        config = SHAPES[args.shape]()
+        dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
+        self.device, self.draft_device = jax.devices()[0], jax.devices()[-1]
+        with jax.default_device(self.device):
+            target = Target(config, dtype=dtype, rngs=nnx.Rngs(0))
+        with jax.default_device(self.draft_device):
+            self.draft = Draft(draft_config_for(config), dtype=dtype, rngs=nnx.Rngs(1))
+            self.adapter = Adapter.random(adapter_config_for(config), dtype=dtype, rngs=nnx.Rngs(2))
+        kernels = args.kernels if args.kernels in ("auto", "all", "none") else args.kernels.split(",")
+        self.base = LanguageModel(target, drafter=None, kernels=kernels)
+        rng = np.random.default_rng(0)
+        self.prompt = rng.integers(0, config.vocab_size, args.context).tolist()
+        self.bandwidth = read_bandwidth(self.device, args.bandwidth_bytes, args.repeats)
+        self.record = {**environment(self.base), "shape": args.shape, "context": args.context}
+        self.record |= {"num_drafts": args.num_drafts, "simulated_accept_len": args.simulate_accept_len}
+        self.record |= {"draft_weights": args.draft_weights, "kernels": args.kernels}
+        self.record |= {"read_bandwidth_tb_s": self.bandwidth / 1e12, "parts": {}, "host_ms": {}}
+        self.record |= {name: {} for name in ("round_ms", "exposed_ms", "fused_ms", "tau", "tokens_per_s", "hit_rate")}
+        say(initialised=True, read_bandwidth_tb_s=self.bandwidth / 1e12)
+
+    def drafting(self, name: str) -> DraftingConfig:
+        """From a name such as `J1-R1/B4`."""
+        refine, outcomes = name.split("/B")
+        return DraftingConfig(
+            num_drafts=self.args.num_drafts,
+            refine=RefineConfig.parse(refine),
+            num_outcomes=int(outcomes),
+            draft_weights=self.args.draft_weights,
+        )
+
+    def parts(self, model: LanguageModel) -> Parts:
+        """The parts of this model's round."""
+        capacity = 2 ** int(np.ceil(np.log2(self.args.context + 4 * self.args.num_drafts)))
+        return Parts(model, context_len=self.args.context, capacity=capacity, repeats=self.args.repeats)
+
+    def note(self, name: str, part) -> None:
+        """Keeps and prints a part."""
+        self.record["parts"][name] = part.to_dict(self.bandwidth)
+        say(part=name, **self.record["parts"][name])
+
+    def measure_parts(self) -> None:
+        """AR step, verification, and the passes of the draft side."""
+        drafter = JetSpecPP(self.draft, self.adapter, drafting=self.drafting("J1-R1/B4"))
+        parts = self.parts(self.base.with_drafter(drafter, draft_device=self.draft_device))
+        for rows in (1, self.args.num_drafts, self.args.num_drafts + 1):
+            self.note(f"verify {rows}", parts.verification(rows))
+        for blocks in (1, 4, 8):
+            self.note(f"draft x{blocks}", parts.draft_pass(blocks))
+            self.note(f"adapter x{blocks}", parts.adapter_pass(blocks))
+            self.note(f"decoder x{blocks}", parts.decoder_pass(blocks))
+        for name in self.args.configs.split(","):
+            drafter = JetSpecPP(self.draft, self.adapter, drafting=self.drafting(name))
+            model = self.base.with_drafter(drafter, draft_device=self.draft_device)
+            self.note(f"foresight {name}", self.parts(model).foresight())
+            self.record["refused"] = refused(model)
+
+    def text(self) -> list[int]:
+        """Prompt and greedy continuation; from blocks, because a block and one row may break near ties differently."""
+        drafter = JetSpecPP(self.draft, drafting=replace(PLAIN_PASS, num_drafts=self.args.num_drafts))
+        num_tokens = int(self.args.rounds * self.args.simulate_accept_len)
+        output = self.base.with_drafter(drafter).generate(self.prompt, max_new_tokens=num_tokens, ignore_eos=True)
+        return self.prompt + output.token_ids
+
+    def measure_rounds(self) -> None:
+        """Plain decoding and every configuration, over the same text."""
+        text = self.text()
+        options = SamplingParams(max_new_tokens=len(text) - len(self.prompt), ignore_eos=True)
+        self.record["ar_tokens_per_s"] = 1e3 / self._round_ms(self.base, options)[0]
+        say(ar_tokens_per_s=self.record["ar_tokens_per_s"])
+        drivers = {"round_ms": self.draft_device} if self.device != self.draft_device else {}
+        for name in self.args.configs.split(","):
+            for key, draft_device in {**drivers, "fused_ms": None}.items():
+                drafter = replaying(
+                    self.draft, self.adapter, text, len(self.prompt), self.args.simulate_accept_len, self.drafting(name)
+                )
+                model = self.base.with_drafter(drafter, draft_device=draft_device)
+                ms, stats, dispatch = self._round_ms(model, options)
+                self.record[key][name] = ms
+                say(config=name, driver=key, ms=ms, tau=stats.tau, hit_rate=stats.hit_rate, dispatch_ms=dispatch)
+                if key == "round_ms" or not drivers:
+                    self.record["tau"][name], self.record["hit_rate"][name] = stats.tau, stats.hit_rate
+                    self.record["tokens_per_s"][name] = 1e3 * stats.tau / ms
+                    self.record["host_ms"][name] = dispatch
+
+    def _round_ms(self, model: LanguageModel, options: SamplingParams):
+        """Median time between rounds in mid-text, statistics, and how long each call keeps the host."""
+        model.generate(self.prompt, options)  # compiles
+        arrivals, output = [], None
+        for chunk in model.stream(self.prompt, options):
+            arrivals.append(time.perf_counter())
+            output = chunk.output or output
+        intervals = np.diff(arrivals)[2:-2]
+        return 1e3 * statistics.median(intervals), output.stats, _dispatch_ms(model, self.prompt, options)
+
+    def summary(self) -> dict:
+        """The record with the headline numbers under the names that are compared."""
+        record, parts = self.record, self.record["parts"]
+        verify = f"verify {self.args.num_drafts + 1}"
+        if parts:
+            record |= {"floor_ms": parts[verify]["floor_ms"], "ar_floor_ms": parts["verify 1"]["floor_ms"]}
+            record |= {"ar_ms": parts["verify 1"]["ms"], f"verify{self.args.num_drafts + 1}_ms": parts[verify]["ms"]}
+            record |= {f"{name}_ms": parts[f"{name} x4"]["ms"] for name in ("draft", "adapter", "decoder")}
+            record["exposed_ms"] = {name: ms - parts[verify]["ms"] for name, ms in record["round_ms"].items()}
+        if record["tokens_per_s"]:
+            record["tokens_per_s_replayed"] = max(record["tokens_per_s"].values())
+            record["speedup_over_ar"] = record["tokens_per_s_replayed"] / record["ar_tokens_per_s"]
+        return record
+
+
+def refused(model: LanguageModel) -> dict[str, list[str]]:
+    """Kernels that were asked for and not taken, with the reasons."""
+    reasons: dict[str, set[str]] = {}
+    for kernels in model.programs.executables.kernels.values():
+        for op, why in kernels.refused.items():
+            reasons.setdefault(op, set()).update(why)
+    return {op: sorted(why) for op, why in reasons.items()}
+
+
+def _dispatch_ms(model: LanguageModel, prompt: list[int], options: SamplingParams) -> dict[str, float]:
+    executables, times = model.programs.executables, {}
+    run = executables.run
+
+    def timed(name, *args, **kwargs):
+        began = time.perf_counter()
+        outputs = run(name, *args, **kwargs)
+        times.setdefault(name, []).append(1e3 * (time.perf_counter() - began))
+        return outputs
+
+    executables.run = timed
+    model.generate(prompt, options)
+    executables.run = run
+    return {name: statistics.median(values[2:]) for name, values in times.items() if len(values) > 4}
+
+
+def peer(args: argparse.Namespace) -> dict:
+    """transformers on the same shape, in a process of its own so that two frameworks do not share the memory."""
+    command = [sys.executable, "-m", "benchmarks.peer", "--context", str(args.context), "--repeats", str(args.repeats)]
+    result = subprocess.run(
+        [*command, "--rows", f"1,{args.num_drafts + 1}"], capture_output=True, text=True, check=False
+    )
+    if result.returncode:
+        return {"error": result.stderr.strip().splitlines()[-1:]}
+    return json.loads(result.stdout.strip().splitlines()[-1])
+
+
+def main() -> None:
+    """Measures what is asked for and prints the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="qwen3-8b")
+    parser.add_argument("--context", type=int, default=1024, help="tokens before the first round")
+    parser.add_argument("--num-drafts", type=int, default=16)
+    parser.add_argument("--configs", default="J0/B4,J1-R1/B1,J1-R1/B4,J1-R1/B8,J3-R3/B1,J3-R3/B4")
+    parser.add_argument("--draft-weights", choices=("given", "int8"), default="int8")
+    parser.add_argument("--kernels", default="auto", help="auto, all, none, or names with commas")
+    parser.add_argument("--simulate-accept-len", type=float, default=8.94)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--repeats", type=int, default=31)
+    parser.add_argument("--bandwidth-bytes", type=int, default=2**32)
+    parser.add_argument("--only", choices=("parts", "rounds"), default=None)
+    parser.add_argument("--peer", action="store_true")
+    parser.add_argument("--out", type=Path, default=None)
+    args = parser.parse_args()
+    warnings.simplefilter("ignore", LowAcceptanceWarning)
+    bench = Bench(args)
+    for name, step in (("parts", bench.measure_parts), ("rounds", bench.measure_rounds)):
+        if args.only in (None, name):
+            step()
+    record = bench.summary()
+    if args.peer:
+        record["peer_ms"] = peer(args)
+    if args.out is not None:
+        args.out.write_text(json.dumps(record, indent=1) + "\n")
+    print(json.dumps(record))
+
+
+if __name__ == "__main__":
+    main()

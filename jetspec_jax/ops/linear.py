@@ -1,0 +1,92 @@
+"""Projections with what stands before and after them in a decoder layer: norm, SwiGLU, residual.
+
+The XLA forms are the plain compositions; on GPU one kernel reads the weight once and does the rest on the way. Kernels
+are imported where they are taken: whoever has no GPU need not load them.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from jetspec_jax.ops.kernels import choose
+from jetspec_jax.ops.norm_rope import rms_norm
+from jetspec_jax.ops.project import Weight, project
+from jetspec_jax.ops.quantized_weight import QuantizedWeight
+
+
+def linear(
+    x: Float[Array, "*rows I"],
+    weight: Weight,
+    bias: Float[Array, "O"] | None = None,
+    *,
+    norm: tuple[Float[Array, " I"], float] | None = None,
+    residual: Float[Array, "*rows O"] | None = None,
+    out_dtype: DTypeLike | None = None,
+) -> Float[Array, "*rows O"]:
+    """`residual + norm(x) W^T + b`, each part if given.
+
+    Args:
+        norm: scale and epsilon of an RMSNorm of x.
+        out_dtype: of the product; that of x unless given.
+    """
+
+    def kernel():
+        return _skinny(x, weight, bias, norm=norm, residual=residual, out_dtype=out_dtype)
+
+    def otherwise():
+        y = project(x if norm is None else rms_norm(x, *norm), weight, out_dtype)
+        y = y if bias is None else y + jnp.expand_dims(bias, range(y.ndim - 1))
+        return y if residual is None else residual + y
+
+    return choose("matmul", kernel, otherwise)
+
+
+def gated_linear(
+    x: Float[Array, "*rows I"],
+    weight: Weight,
+    bias: Float[Array, "O"] | None = None,
+    *,
+    norm: tuple[Float[Array, " I"], float],
+) -> Float[Array, "*rows F"]:
+    """SwiGLU of a normalised input, `silu(gate) * up`; the weight holds the rows of gate, then those of up."""
+
+    def kernel():
+        return _skinny(x, weight, bias, norm=norm, swiglu=True)
+
+    def otherwise():
+        return silu_gate(linear(x, weight, bias, norm=norm))
+
+    return choose("matmul", kernel, otherwise)
+
+
+def silu_gate(gate_up: Float[Array, "*rows twice"]) -> Float[Array, "*rows F"]:
+    """`silu(gate) * up` of `[gate, up]`."""
+
+    def kernel():
+        from pallas_kernels.swiglu import swiglu
+
+        return swiglu(gate_up.reshape(-1, gate_up.shape[-1])).reshape(*gate_up.shape[:-1], -1)
+
+    def otherwise():
+        gate, up = jnp.split(gate_up, 2, axis=-1)
+        return jax.nn.silu(gate) * up
+
+    return choose("swiglu", kernel, otherwise)
+
+
+def _skinny(x, weight: Weight, bias, **options):
+    """The kernel on flat rows."""
+    from pallas_kernels.skinny_matmul import skinny_matmul
+
+    if bias is not None:
+        raise NotImplementedError("the kernel has no bias")
+    scale = None
+    if isinstance(weight, QuantizedWeight):
+        weight, scale = weight.values, weight.scale
+    elif weight.ndim != 2:
+        raise NotImplementedError(f"the kernel reads weights [O, I], got {list(weight.shape)}")
+    if options.get("residual") is not None:
+        options["residual"] = options["residual"].reshape(-1, options["residual"].shape[-1])
+    y = skinny_matmul(x.reshape(-1, x.shape[-1]), weight, scale=scale, **options)
+    return y.reshape(*x.shape[:-1], -1)

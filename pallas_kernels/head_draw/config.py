@@ -1,0 +1,116 @@
+"""Tile sizes of the kernel: the default, what a sweep may try, and the bytes that every choice must move."""
+
+from dataclasses import dataclass, replace
+from itertools import product
+
+# Of an H200's SM. A block has one warpgroup, so shared memory alone says how many blocks share an SM.
+SMEM_PER_SM = 228 * 1024
+SMEM_PER_CTA = 227 * 1024
+SMEM_RESERVED = 1024  # by the driver, for each block
+SMEM_OF_BARRIERS = 512  # at most, all barriers of a block
+
+# That an SM must have asked for to draw its share of 4 TB/s at a latency of 1.2 us; with less, a sweep need not bother.
+BYTES_IN_FLIGHT = 36 * 1024
+
+MAX_ROWS = 136  # 8 requests of 17 rows; more than a wgmma's N of 256 could not be
+MAX_TILE_V = 256  # rows of a TMA box
+# Registers of a thread's accumulators. Compiled for sm_90a, 192 leave room for the epilogue: nothing is spilled, or 48
+# bytes with an int8 head.
+MAX_ACCUMULATORS = 192
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadDrawConfig:
+    """How the head is cut up.
+
+    Attributes:
+        tile_v: vocabulary entries of a block, a multiple of 64: M of the products.
+        tile_k: width of a pipeline step, a multiple of 32 that divides D.
+        stages: steps in shared memory, at least 2.
+        chunk: rows (tokens) that the epilogue treats at once, a multiple of 8 that divides the padded number of rows.
+    """
+
+    tile_v: int = 128
+    tile_k: int = 64
+    stages: int = 4
+    chunk: int = 8
+
+    def smem_bytes(self, num_rows: int, itemsize: int) -> int:
+        """Shared memory of a block; `itemsize` is that of the head."""
+        rows = padded(num_rows)
+        pipeline = self.stages * self.tile_k * (self.tile_v * itemsize + rows * 2)
+        scores, partials = self.tile_v * rows * 4, 4 * rows * 4
+        reduction = self.chunk * 128
+        return max(pipeline, scores + partials + reduction) + SMEM_OF_BARRIERS
+
+    def check(self, num_rows: int, width: int, vocab_size: int, itemsize: int) -> None:
+        """Whether the kernel can be cut up like this.
+
+        Raises:
+            NotImplementedError: it cannot.
+        """
+        rows = padded(num_rows)
+        shape = f"T={num_rows}, D={width}, V={vocab_size}"
+        if not 0 < num_rows <= MAX_ROWS:
+            raise NotImplementedError(f"1 to {MAX_ROWS} rows, got {shape}")
+        if vocab_size % 64 or vocab_size < self.tile_v:
+            raise NotImplementedError(f"V must be a multiple of 64 and at least {self.tile_v=}, got {shape}")
+        if self.tile_v % 64 or not 0 < self.tile_v <= MAX_TILE_V:
+            raise NotImplementedError(f"tile_v must be 64, 128, 192 or {MAX_TILE_V}, got {self.tile_v}")
+        if self.tile_k % 32 or width % self.tile_k:
+            raise NotImplementedError(f"tile_k must be a multiple of 32 and divide D, got {self.tile_k} and {shape}")
+        if self.stages < 2:
+            raise NotImplementedError(f"at least 2 stages, got {self.stages}")
+        if self.chunk % 8 or rows % self.chunk:
+            raise NotImplementedError(f"chunk must be a multiple of 8 and divide {rows} padded rows, got {self.chunk}")
+        if self.tile_v * rows // 128 > MAX_ACCUMULATORS:
+            raise NotImplementedError(f"more than {MAX_ACCUMULATORS} accumulators a thread: {self}, {rows} padded rows")
+        if (needed := self.smem_bytes(num_rows, itemsize)) > SMEM_PER_CTA:
+            raise NotImplementedError(f"{needed} bytes of shared memory, a block has {SMEM_PER_CTA}: {self}, {shape}")
+
+
+def padded(num_rows: int) -> int:
+    """Rows as the kernel sees them: N of a product is a multiple of 8."""
+    return -(-num_rows // 8) * 8
+
+
+def default_config(num_rows: int, width: int, vocab_size: int, itemsize: int) -> HeadDrawConfig:
+    """Two blocks an SM, one of which streams while the other draws; as deep as shared memory allows.
+
+    Tiles of 128 cut Qwen3's vocabulary into 1187, one less than 9 for each of 132 SMs.
+    """
+    tile_v = 64 if vocab_size < 128 else 128
+    tile_k = 64 if width % 64 == 0 else 32
+    return HeadDrawConfig(tile_v=tile_v, tile_k=tile_k, stages=_stages(tile_v, tile_k, num_rows, width, itemsize, 2))
+
+
+def candidate_configs(num_rows: int, width: int, vocab_size: int, itemsize: int) -> list[HeadDrawConfig]:
+    """What a sweep may try: the default, its wider chunks, and all tiles that keep enough of the head in flight."""
+    default = default_config(num_rows, width, vocab_size, itemsize)
+    tried = [replace(default, chunk=chunk) for chunk in (8, 16, 24, 32)]
+    for tile_v, tile_k, num_ctas in product((64, 128, 192, 256), (32, 64, 128), (1, 2, 3, 4)):
+        stages = _stages(tile_v, tile_k, num_rows, width, itemsize, num_ctas)
+        in_flight = num_ctas * (stages - 1) * tile_v * tile_k * itemsize
+        if in_flight >= BYTES_IN_FLIGHT or stages * tile_k >= width:
+            tried.append(HeadDrawConfig(tile_v=tile_v, tile_k=tile_k, stages=stages))
+    return [config for config in dict.fromkeys(tried) if _fits(config, num_rows, width, vocab_size, itemsize)]
+
+
+def _fits(config: HeadDrawConfig, *shape: int) -> bool:
+    try:
+        config.check(*shape)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def _stages(tile_v: int, tile_k: int, num_rows: int, width: int, itemsize: int, num_ctas: int) -> int:
+    """Stages that leave room for so many blocks an SM; two at least."""
+    available = min(SMEM_PER_SM // num_ctas - SMEM_RESERVED, SMEM_PER_CTA) - SMEM_OF_BARRIERS
+    stage = tile_k * (tile_v * itemsize + padded(num_rows) * 2)
+    return max(2, min(available // stage, width // tile_k))
+
+
+def bytes_moved(num_rows: int, width: int, vocab_size: int, itemsize: int, *, has_scale: bool = False) -> int:
+    """Bytes that must come from memory: the head once (its scales, if any) and the rows once; results are small."""
+    return vocab_size * (width * itemsize + 4 * has_scale) + num_rows * width * 2

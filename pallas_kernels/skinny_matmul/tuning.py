@@ -1,0 +1,124 @@
+"""Configs for a product: an estimate of what limits each, the best by it, and a list for a sweep.
+
+The constants are an H200's, measured where a note says so and guessed otherwise; a sweep corrects them. What needs no
+constant is the balance: tiles that fill all SMs the same number of times, and how often x is read.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import product as combinations
+
+import jax.numpy as jnp
+
+from pallas_kernels.skinny_matmul.config import SkinnyMatmulConfig
+from pallas_kernels.skinny_matmul.plan import MAX_SMEM, REGISTERS, SMEM_ALIGNMENT, WGMMA_ROWS, Plan
+from pallas_kernels.skinny_matmul.product import Product
+
+NUM_CORES = 132
+SMEM_PER_CORE = 228 * 1024
+# Bytes per microsecond: from memory (measured: 4.0 to 4.4 TB/s), from the second-level cache and into one SM.
+MEMORY_RATE, CACHE_RATE, CORE_RATE = 4.2e6, 5.5e6, 0.075e6
+LATENCY = 1.5  # microseconds under load: at 4.2 TB/s 48 KB of the weight must be on their way to each SM
+# Microseconds: a step's barriers; per 64 x 128 of the weight its wgmmas for 64 rows, and an int8 one's conversion; per
+# 128 x 64 of x its scaling; and another kernel, for partial sums or padding.
+STEP, MULTIPLY, CONVERT, SCALE, LAUNCH = 0.06, 0.05, 0.15, 0.25, 2.5
+OVERLAP = 0.9  # share of everything but the slowest part that is hidden behind it
+
+
+@cache
+def default_config(product: Product, num_cores: int = NUM_CORES) -> SkinnyMatmulConfig:
+    """The first of the candidates.
+
+    Raises:
+        NotImplementedError: no config fits the shape.
+    """
+    return candidate_configs(product, num_cores, limit=1)[0]
+
+
+def candidate_configs(product: Product, num_cores: int = NUM_CORES, limit: int = 24) -> list[SkinnyMatmulConfig]:
+    """What a sweep should try, by estimate: of each split into outputs, inputs and clusters the two best pipelines.
+
+    Raises:
+        NotImplementedError: no config fits the shape.
+    """
+    distinct = dict.fromkeys(_all_configs(product, num_cores))
+    ranked = sorted(distinct, key=lambda config: estimate(product, config, num_cores))
+    if not ranked:
+        raise NotImplementedError(f"no tiles for {product}: T up to 128, I a multiple of 64, O of 8 needed")
+    chosen, taken = [], {}
+    for config in ranked:
+        split = (config.block_rows, config.warpgroups, config.split_k, config.cluster)
+        taken[split] = taken.get(split, 0) + 1
+        if taken[split] <= 2:
+            chosen.append(config)
+    return chosen[:limit]
+
+
+def estimate(product: Product, config: SkinnyMatmulConfig, num_cores: int = NUM_CORES) -> float:
+    """Microseconds, with the other kernels that a split or rows to be padded need."""
+    plan = Plan(product, config)
+    itemsize = jnp.dtype(product.weight_dtype).itemsize
+    inputs = plan.steps * config.tile_k
+    weight = config.warpgroups * plan.halves * config.block_rows * inputs * itemsize
+    x = plan.num_rows * inputs * 2
+    multiply = MULTIPLY * max(1, plan.num_rows / 64) + CONVERT * (itemsize == 1)
+    scale = SCALE * product.has_norm * plan.num_rows / 128
+    step = STEP + max(multiply * plan.halves * config.tile_k / 128, scale * config.tile_k / 64)
+    per_core = ctas_per_core(plan)
+
+    def time_of(active: int) -> float:
+        """Of CTAs that stream one work item each."""
+        of_core = min(per_core, -(-active // num_cores))
+        parts = [
+            active * weight / MEMORY_RATE,
+            active * (weight + x / config.cluster) / CACHE_RATE,
+            of_core * (weight + x) / CORE_RATE,
+            plan.steps / (plan.stages - 1 / 2) * LATENCY,
+            plan.steps * step,
+        ]
+        return OVERLAP * max(parts) + (1 - OVERLAP) * sum(parts)
+
+    # Graphics processing clusters of 16 or 18 SMs leave some idle if CTAs come in fours.
+    usable = num_cores if config.cluster <= 2 else num_cores * 10 // 11
+    concurrent = min(plan.num_clusters * config.cluster, per_core * usable)
+    rounds, rest = divmod(plan.num_items * config.cluster, concurrent)
+    # A CTA that goes through several tiles fills its pipeline once; one that ends leaves a gap unless another is there.
+    gaps = 1 if config.max_ctas or per_core > 1 else rounds + (rest > 0)
+    launches = LAUNCH * (plan.is_partial + 2 * plan.is_padded)
+    return rounds * time_of(concurrent) + (time_of(rest) if rest else 0) + gaps * LATENCY + launches
+
+
+def ctas_per_core(plan: Plan) -> int:
+    """CTAs that share an SM: by shared memory and registers."""
+    by_registers = REGISTERS // (plan.num_threads * plan.registers_needed) if plan.registers is None else 1
+    return max(1, min(SMEM_PER_CORE // (plan.smem_bytes + SMEM_ALIGNMENT), by_registers))
+
+
+def _all_configs(product: Product, num_cores: int) -> Iterator[SkinnyMatmulConfig]:
+    """Every way to cut the product, for one and two CTAs an SM, as deep as shared memory allows."""
+    rows = [rows for rows in range(8, WGMMA_ROWS + 1, 8) if product.width % rows == 0]
+    inputs = [tile_k for tile_k in (64, 128, 192, 256) if product.num_inputs % tile_k == 0]
+    for block_rows, warpgroups, tile_k, split_k, cluster in combinations(rows, (1, 2), inputs, (1, 2, 4), (1, 2, 4)):
+        config = SkinnyMatmulConfig(
+            block_rows=block_rows, warpgroups=warpgroups, tile_k=tile_k, stages=2, split_k=split_k, cluster=cluster
+        )
+        try:
+            Plan(product, config).check()
+        except NotImplementedError:
+            continue
+        for shared in (1, 2):
+            yield from _deepened(product, config, shared * num_cores // cluster * cluster, shared)
+
+
+def _deepened(product: Product, config: SkinnyMatmulConfig, max_ctas: int, shared: int) -> Iterator[SkinnyMatmulConfig]:
+    """The config with the stages that fit `shared` CTAs an SM: a tile a CTA, and if there are more, with `max_ctas`."""
+    plan = Plan(product, config)
+    budget = min(MAX_SMEM, SMEM_PER_CORE // shared - SMEM_ALIGNMENT)
+    stages = max(2, min(plan.steps, (budget - plan.shared_bytes) // plan.stage_bytes))
+    deep = replace(config, stages=stages)
+    if shared > 1 and ctas_per_core(Plan(product, deep)) < shared:
+        return
+    yield deep
+    if plan.num_items * config.cluster > max_ctas:
+        yield replace(deep, max_ctas=max_ctas)

@@ -1,0 +1,344 @@
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jetspec_jax.decoding.filters import Prefix
+from jetspec_jax.decoding.row_params import row_params, sampling_spec
+from jetspec_jax.decoding.sampling import draw
+from jetspec_jax.sampling_params import SamplingParams
+from pallas_kernels.head_draw import (
+    HeadDrawConfig,
+    bytes_moved,
+    candidate_configs,
+    default_config,
+    head_draw,
+    noise,
+    reference,
+)
+from pallas_kernels.head_draw.shapes import SHAPES
+from pallas_kernels.testing import interpreted, lower_for
+
+# Logits of a bf16 product differ by the order in which fp32 sums are taken: 128 terms of size 1 here.
+SUMS = 2e-5
+REFERENCE = jax.jit(reference.head_draw, static_argnames="noise_in_logsumexp")
+SMALL = HeadDrawConfig(tile_v=128, tile_k=64, stages=2)
+
+
+def rows_and_head(num_rows, width, vocab_size, seed=0):
+    draws = np.random.default_rng(seed)
+    hidden = draws.standard_normal((num_rows, width)).astype(jnp.bfloat16)
+    return jnp.array(hidden), jnp.array((draws.standard_normal((vocab_size, width)) / 8).astype(jnp.bfloat16))
+
+
+def keys_of(num_rows):
+    return jnp.array(np.random.default_rng(7).integers(0, 2**32, (num_rows, 2), np.uint32))
+
+
+def run_interpreted(hidden, head, **options):
+    static = {name: options.pop(name) for name in ("config", "noise_in_logsumexp") if name in options}
+    with interpreted():
+        return jax.tree.map(np.asarray, jax.jit(partial(head_draw, **static))(hidden, head, **options))
+
+
+# The noise.
+
+
+@pytest.mark.parametrize("seed", [0, 2**31 + 5])
+def test_noise_is_that_of_jax_bit_for_bit(seed):
+    key = jax.random.fold_in(jax.random.key(seed), 1234)
+    words = jax.random.key_data(key)
+    index = jnp.arange(49152, dtype=jnp.uint32)
+    ours = noise.gumbel(jnp.full_like(index, words[0]), jnp.full_like(index, words[1]), index)
+    np.testing.assert_array_equal(ours, jax.random.gumbel(key, (49152,), jnp.float32))
+
+
+def test_bits_of_an_entry_do_not_depend_on_the_size_of_the_vocabulary():
+    words = jax.random.key_data(jax.random.key(3))
+    index = jnp.arange(100, 108, dtype=jnp.uint32)
+    ours = noise.random_bits(jnp.full_like(index, words[0]), jnp.full_like(index, words[1]), index)
+    np.testing.assert_array_equal(ours, jax.random.bits(jax.random.key(3), (512,))[100:108])
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("jax_threefry_partitionable", False), ("jax_high_dynamic_range_gumbel", True)]
+)
+def test_refuses_other_noise_than_its_own(option, value):
+    before = getattr(jax.config, option)
+    jax.config.update(option, value)
+    try:
+        with pytest.raises(NotImplementedError, match="noise"):
+            noise.check_jax_noise()
+    finally:
+        jax.config.update(option, before)
+
+
+# The reference, against the decoder's own draw.
+
+TEMPERATURES = [0.0, 0.9, 1e-3]
+
+
+@pytest.fixture(scope="module")
+def decoded():
+    """Rows [3, 4] of requests, the key data of their noise, and what `decoding.sampling` draws for them."""
+    hidden, head = rows_and_head(12, 64, 256, seed=4)
+    hidden = hidden.at[7].set(jnp.nan).reshape(3, 4, 64)
+    requests = [SamplingParams(temperature=t, seed=seed) for seed, t in enumerate(TEMPERATURES)]
+    params = row_params(requests, eos_token_ids=(), vocab_size=256, device=jax.devices()[0])
+    positions = jnp.array([[5, 6, 7, 8], [11, 12, 13, 14], [0, 1, 2, 3]], jnp.int32)
+
+    @jax.jit
+    def run(hidden, head):
+        logits = jnp.einsum("btd,vd->btv", hidden, head, preferred_element_type=jnp.float32)
+        prefix = Prefix(jnp.zeros((3, 32), jnp.int32), positions, positions[:, 0])
+        keys = jax.vmap(jax.vmap(jax.random.fold_in, in_axes=(None, 0)))(params.key, positions)
+        return jax.random.key_data(keys), draw(logits, prefix, params, sampling_spec(requests))
+
+    return hidden, head, *run(hidden, head)
+
+
+def test_reference_draws_what_the_decoder_draws(decoded):
+    hidden, head, keys, drawn = decoded
+    temperature = jnp.repeat(jnp.array(TEMPERATURES), 4)
+    ours = REFERENCE(hidden.reshape(12, 64), head, noise_keys=keys.reshape(12, 2), temperature=temperature)
+    np.testing.assert_array_equal(ours.tokens, drawn.tokens.reshape(-1))
+    np.testing.assert_array_equal(jnp.isfinite(ours.score), drawn.finite.reshape(-1))
+
+
+# The kernel, interpreted.
+
+TIED = (70, 100, 150)  # two in the first tile, one in the second
+TIED_ROW, NAN_ROW = 3, 5
+
+
+@pytest.fixture(scope="module")
+def mixed():
+    """17 rows, some greedy; 192 entries, so that the second tile of 128 overlaps the first; scales and targets."""
+    hidden, head = (np.array(array) for array in rows_and_head(17, 128, 192))
+    head[list(TIED)] = head[TIED[0]]
+    hidden[TIED_ROW], hidden[NAN_ROW] = 8 * head[TIED[0]], np.nan
+    scale = np.linspace(0.5, 2, 192, dtype=np.float32)
+    scale[list(TIED)] = 1.5
+    temperature = np.where(np.arange(17) % 3 == 0, 0, 0.3 + 0.1 * np.arange(17)).astype(np.float32)
+    targets = np.arange(17, dtype=np.int32) * 41 % 192
+    inputs = {"scale": scale, "noise_keys": keys_of(17), "temperature": temperature, "targets": targets}
+    return (
+        run_interpreted(hidden, head, config=SMALL, **inputs),
+        jax.tree.map(np.asarray, REFERENCE(hidden, head, **inputs)),
+        np.arange(17) != NAN_ROW,
+    )
+
+
+def test_greedy_and_sampling_rows_draw_the_same_tokens(mixed):
+    ours, wanted, usable = mixed
+    np.testing.assert_array_equal(ours.tokens[usable], wanted.tokens[usable])
+    assert len(set(ours.tokens[usable].tolist())) > 8
+
+
+@pytest.mark.parametrize("name", ["score", "logsumexp", "target_logit"])
+def test_values_of_mixed_rows(mixed, name):
+    ours, wanted, usable = mixed
+    np.testing.assert_allclose(getattr(ours, name)[usable], getattr(wanted, name)[usable], rtol=SUMS, atol=SUMS)
+
+
+def test_first_of_equal_entries_wins_within_and_across_tiles(mixed):
+    assert mixed[0].tokens[TIED_ROW] == TIED[0]
+
+
+def test_a_row_of_nan_shows_in_its_own_score_alone(mixed):
+    ours, _, usable = mixed
+    assert np.isnan(ours.score[NAN_ROW])
+    assert np.isfinite(ours.score[usable]).all()
+
+
+def test_one_nan_among_the_logits_shows_in_the_score():
+    hidden, head = rows_and_head(1, 32, 128)
+    ours = run_interpreted(hidden, head.at[100, 3].set(jnp.nan), config=HeadDrawConfig(tile_v=64, tile_k=32))
+    assert np.isnan(ours.score[0])
+
+
+def test_plain_greedy_row():
+    hidden, head = rows_and_head(1, 64, 128, seed=1)
+    ours = run_interpreted(hidden, head, config=HeadDrawConfig(tile_v=64, tile_k=32, stages=2))
+    logits = np.asarray(hidden, np.float32) @ np.asarray(head, np.float32).T
+    assert ours.tokens.tolist() == np.argmax(logits, axis=1).tolist()
+    assert ours.target_logit is None
+    np.testing.assert_allclose(ours.score, logits.max(axis=1), rtol=SUMS)
+    np.testing.assert_allclose(ours.logsumexp, np.log(np.exp(logits).sum(axis=1)), rtol=SUMS)
+
+
+def test_rows_of_zero_logits_draw_the_noise_itself():
+    keys = keys_of(8)
+    ours = run_interpreted(
+        jnp.zeros((8, 64), jnp.bfloat16),
+        jnp.ones((64, 64), jnp.bfloat16),
+        noise_keys=keys,
+        temperature=jnp.full((8,), 0.5),
+        noise_in_logsumexp=True,
+        config=HeadDrawConfig(tile_v=64, stages=2),
+    )
+    drawn = jax.vmap(lambda key: jax.random.gumbel(jax.random.wrap_key_data(key), (64,), jnp.float32))(keys)
+    np.testing.assert_array_equal(ours.score, drawn.max(axis=1))
+    np.testing.assert_array_equal(ours.tokens, drawn.argmax(axis=1))
+    np.testing.assert_allclose(ours.logsumexp, jax.nn.logsumexp(drawn, axis=1), rtol=1e-6)
+
+
+# Limits.
+
+
+@pytest.mark.parametrize(
+    ("shape", "config", "reason"),
+    [
+        pytest.param((137, 64, 128), None, "rows", id="too-many-rows"),
+        pytest.param((1, 64, 96), None, "V must", id="vocabulary"),
+        pytest.param((1, 80, 128), None, "tile_k", id="width"),
+        pytest.param((1, 64, 128), HeadDrawConfig(tile_v=96), "tile_v", id="tile"),
+        pytest.param((1, 64, 128), HeadDrawConfig(stages=1), "stages", id="stages"),
+        pytest.param((17, 64, 128), HeadDrawConfig(chunk=16), "chunk", id="chunk"),
+        pytest.param((128, 64, 256), HeadDrawConfig(tile_v=256), "accumulators", id="registers"),
+        pytest.param((8, 4096, 256), HeadDrawConfig(tile_v=256, stages=8), "shared memory", id="smem"),
+    ],
+)
+def test_says_what_it_cannot_do(shape, config, reason):
+    hidden, head = rows_and_head(*shape)
+    with interpreted(), pytest.raises(NotImplementedError, match=reason):
+        head_draw(hidden, head, config=config)
+
+
+def test_needs_bf16_rows():
+    hidden, head = rows_and_head(1, 64, 128)
+    with interpreted(), pytest.raises(NotImplementedError, match="bf16"):
+        head_draw(hidden.astype(jnp.float32), head)
+
+
+def test_refuses_noise_without_a_temperature_and_int8_without_a_scale():
+    hidden, head = rows_and_head(1, 64, 128)
+    with pytest.raises(ValueError, match="temperature"):
+        head_draw(hidden, head, noise_keys=keys_of(1))
+    with pytest.raises(ValueError, match="scale"):
+        head_draw(hidden, head.astype(jnp.int8))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("itemsize", [1, 2])
+def test_default_and_candidates_fit_the_machine(name, itemsize):
+    shape = SHAPES[name]
+    sizes = (shape.num_rows, shape.width, shape.vocab_size, itemsize)
+    default_config(*sizes).check(*sizes)
+    candidates = candidate_configs(*sizes)
+    assert default_config(*sizes) in candidates
+    assert len(set(candidates)) == len(candidates) > 10
+
+
+def test_bytes_are_those_of_the_head_and_the_rows():
+    assert bytes_moved(17, 4096, 151936, 2) == 151936 * 4096 * 2 + 17 * 4096 * 2
+    assert bytes_moved(1, 576, 49152, 1, has_scale=True) == 49152 * 580 + 1152
+
+
+# Lowering for GPUs that are not here.
+
+
+def lower(shape, dtype=jnp.bfloat16, *, samples=True, config=None, device="NVIDIA H200", function=head_draw):
+    array = jax.ShapeDtypeStruct
+    rows, vocab_size = shape.num_rows, shape.vocab_size
+    options = {"scale": array((vocab_size,), jnp.float32)} if dtype == jnp.int8 else {}
+    if samples:
+        options |= {
+            "noise_keys": array((rows, 2), jnp.uint32),
+            "temperature": array((rows,), jnp.float32),
+            "targets": array((rows,), jnp.int32),
+        }
+    static = {} if config is None else {"config": config}
+
+    def with_names(hidden, head, *arrays):
+        return function(hidden, head, **dict(zip(options, arrays, strict=True)), **static)
+
+    hidden, head = array((rows, shape.width), jnp.bfloat16), array((vocab_size, shape.width), dtype)
+    return lower_for(device, with_names, hidden, head, *options.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "samples"),
+    [
+        pytest.param("qwen3-8b-step", jnp.bfloat16, False, id="qwen3-step-greedy"),
+        pytest.param("qwen3-8b-verify", jnp.bfloat16, True, id="qwen3-verify"),
+        pytest.param("qwen3-8b-draft-r8", jnp.bfloat16, True, id="qwen3-128-rows"),
+        pytest.param("qwen3-8b-verify", jnp.int8, True, id="qwen3-verify-int8"),
+        pytest.param("smollm2-135m-verify", jnp.bfloat16, True, id="smollm2-verify"),
+        pytest.param("smollm2-135m-draft-r8", jnp.int8, False, id="smollm2-128-rows-int8-greedy"),
+    ],
+)
+def test_lowers_for_hopper(name, dtype, samples):
+    assert "mosaic_gpu" in lower(SHAPES[name], dtype, samples=samples)
+
+
+def test_lowers_with_tiles_that_do_not_divide_the_vocabulary():
+    config = HeadDrawConfig(tile_v=256, tile_k=32, stages=4, chunk=24)
+    assert "mosaic_gpu" in lower(SHAPES["qwen3-8b-verify"], config=config)
+
+
+def test_logits_are_in_no_buffer():
+    # The reference's module has an array of rows by entries, the kernel's has none.
+    assert "17x151936" in lower(SHAPES["qwen3-8b-verify"], function=reference.head_draw)
+    assert "x151936" not in lower(SHAPES["qwen3-8b-verify"]).replace("151936x4096", "")
+
+
+def test_blackwell_has_no_wgmma_and_is_left_to_xla():
+    with pytest.raises(NotImplementedError, match="Hopper"):
+        lower(SHAPES["qwen3-8b-verify"], device="NVIDIA GB200")
+
+
+def test_a_cpu_is_left_to_xla():
+    with pytest.raises(NotImplementedError, match="Hopper"):
+        head_draw(*rows_and_head(1, 64, 128))
+
+
+# On the machine.
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int8])
+@pytest.mark.parametrize("name", SHAPES)
+def test_draws_the_tokens_of_the_reference_on_a_gpu(name, dtype):
+    shape = SHAPES[name]
+    hidden, head = rows_and_head(shape.num_rows, shape.width, shape.vocab_size)
+    options = {
+        "noise_keys": keys_of(shape.num_rows),
+        "temperature": jnp.where(jnp.arange(shape.num_rows) % 2 == 0, 0.0, 0.8),
+        "targets": jnp.arange(shape.num_rows, dtype=jnp.int32) * 997 % shape.vocab_size,
+    }
+    if dtype == jnp.int8:
+        head = jnp.round(head.astype(jnp.float32) * 100).astype(jnp.int8)
+        options["scale"] = jnp.full((shape.vocab_size,), 0.01)
+    ours = jax.jit(head_draw)(hidden, head, **options)
+    wanted = REFERENCE(hidden, head, **options)
+    # Sums of `width` products of unit size, in another order.
+    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-3)
+    close(ours.score, wanted.score)
+    close(ours.logsumexp, wanted.logsumexp)
+    close(ours.target_logit, wanted.target_logit)
+    np.testing.assert_array_equal(ours.tokens, wanted.tokens)
+
+
+@pytest.mark.gpu
+def test_noise_is_that_of_xla_bit_for_bit_on_a_gpu():
+    keys = keys_of(128)
+    options = {"noise_keys": keys, "temperature": jnp.ones((128,))}
+    head = jnp.ones((49152, 64), jnp.bfloat16)
+    ours = jax.jit(head_draw)(jnp.zeros((128, 64), jnp.bfloat16), head, **options)
+    drawn = jax.vmap(lambda key: jax.random.gumbel(jax.random.wrap_key_data(key), (49152,), jnp.float32))(keys)
+    np.testing.assert_array_equal(ours.score, drawn.max(axis=1))
+    np.testing.assert_array_equal(ours.tokens, drawn.argmax(axis=1))
+
+
+@pytest.mark.gpu
+def test_a_row_does_not_depend_on_the_rows_beside_it_on_a_gpu():
+    shape = SHAPES["qwen3-8b-draft-r8"]
+    hidden, head = rows_and_head(shape.num_rows, shape.width, shape.vocab_size)
+    together = jax.jit(head_draw)(hidden, head)
+    for num_rows in (1, 17, 64):
+        alone = jax.jit(head_draw)(hidden[:num_rows], head)
+        np.testing.assert_array_equal(alone.score, together.score[:num_rows])
+        np.testing.assert_array_equal(alone.tokens, together.tokens[:num_rows])
