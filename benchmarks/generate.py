@@ -69,18 +69,11 @@ def main() -> None:
         "read_bandwidth_gb_s": bandwidth / 1e9,
         "floor_ms": floor_ms,
         "phases": [{**asdict(phase), "verify_ratio": phase.verify_ratio} for phase in phases],
-        "load_average": _load_average(),
         "median_ar_ms": statistics.median(phase.ar_ms for phase in phases),
     }
     if args.out is not None:
         args.out.write_text(json.dumps(record, indent=2) + "\n")
     print(json.dumps(record))
-
-
-def _load_average() -> float | None:
-    """One-minute load: a number above 2 on two cores means the times were disturbed."""
-    path = Path("/proc/loadavg")
-    return float(path.read_text().split()[0]) if path.exists() else None
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ class Parts:
     """
 
     def __init__(self, model: LanguageModel, *, context_len: int, capacity: int, repeats: int):
+        self.model = model
         self.programs: PipelinedPrograms = model.programs
         self.drafter, self.config = model.drafter, model.config
         self.context_len, self.repeats = context_len, repeats
@@ -151,7 +152,11 @@ class Parts:
         predict = _bytes(self.drafter.predictor.merge(predictor)) + self._context_bytes(adapter_cache)
         predict += _bytes(decoder.layers) + _head_bytes(decoder) + self._context_bytes(decoder_cache)
         one_pass = _bytes(draft.layers) + _head_bytes(decoder) + self._context_bytes(side.caches.context)
-        injections = (2 + refine.num_refreshes) * _bytes(draft.fc)
+        # Context rows: features, then keys and values of every layer, N + 2K heads of which 2K are needed.
+        shape = draft.config.shape
+        share = 2 * shape.num_kv_heads / (shape.num_heads + 2 * shape.num_kv_heads)
+        keys_values = int(share * sum(_bytes(layer.attention.qkv) for layer in draft.layers))
+        injections = (2 + refine.num_refreshes) * (_bytes(draft.fc) + keys_values)
         return (1 + refine.num_refreshes) * predict + (1 + refine.num_passes) * one_pass + injections
 
     def _over_blocks(self, program: Callable, state: tuple, num_blocks: int, num_rows: int, num_bytes: int) -> Part:

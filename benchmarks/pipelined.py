@@ -101,7 +101,7 @@ def queued_ms(
             return after, out.num_committed
 
         drafts = jax.device_put(np.zeros((1, num_drafts), np.int32), model.device)
-        program = jax.jit(verify, donate_argnums=(1,))
+        program = programs.executables.jit(verify, donated=(1,), device=model.device)
         for _ in range(3):
             state, out = program(programs.target_leaves, state, drafts, active, params)
         jax.block_until_ready(out)

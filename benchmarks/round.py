@@ -2,7 +2,9 @@
 
 Parts are timed alone, queued behind each other. A *pipelined* round runs on two devices; `exposed` is what it takes
 beyond a verification. Rounds replay an acceptance length (`--simulate-accept-len`): all networks run at their full cost
-and every prepared outcome comes true, so a round is a hit; nothing here says anything about acceptance.
+and every prepared outcome comes true, so a round is a hit; nothing here says anything about acceptance. What is
+replayed are logits, so the draft side of these rounds does not use the kernel `head_draw`. `round_ms` is the median
+time between rounds in mid-text, `tokens_per_s` all tokens over all decoding time.
 
     python -m benchmarks.round --out benchmarks/results/round_h200.json
 
@@ -96,6 +98,7 @@ class Bench:
         parts = self.parts(self.base.with_drafter(drafter, draft_device=self.draft_device))
         for rows in (1, self.args.num_drafts, self.args.num_drafts + 1):
             self.note(f"verify {rows}", parts.verification(rows))
+        self.note_refused(parts.model)
         for blocks in (1, 4, 8):
             self.note(f"draft x{blocks}", parts.draft_pass(blocks))
             self.note(f"adapter x{blocks}", parts.adapter_pass(blocks))
@@ -104,7 +107,7 @@ class Bench:
             drafter = JetSpecPP(self.draft, self.adapter, drafting=self.drafting(name))
             model = self.base.with_drafter(drafter, draft_device=self.draft_device)
             self.note(f"foresight {name}", self.parts(model).foresight())
-            self.record["refused"] = refused(model)
+            self.note_refused(model)
 
     def text(self) -> list[int]:
         """Prompt and greedy continuation; from blocks, because a block and one row may break near ties differently."""
@@ -117,7 +120,7 @@ class Bench:
         """Plain decoding and every configuration, over the same text."""
         text = self.text()
         options = SamplingParams(max_new_tokens=len(text) - len(self.prompt), ignore_eos=True)
-        self.record["ar_tokens_per_s"] = 1e3 / self._round_ms(self.base, options)[0]
+        self.record["ar_tokens_per_s"] = self._round_ms(self.base, options)[1].tokens_per_s
         say(ar_tokens_per_s=self.record["ar_tokens_per_s"])
         drivers = {"round_ms": self.draft_device} if self.device != self.draft_device else {}
         for name in self.args.configs.split(","):
@@ -131,7 +134,7 @@ class Bench:
                 say(config=name, driver=key, ms=ms, tau=stats.tau, hit_rate=stats.hit_rate, dispatch_ms=dispatch)
                 if key == "round_ms" or not drivers:
                     self.record["tau"][name], self.record["hit_rate"][name] = stats.tau, stats.hit_rate
-                    self.record["tokens_per_s"][name] = 1e3 * stats.tau / ms
+                    self.record["tokens_per_s"][name] = stats.tokens_per_s
                     self.record["host_ms"][name] = dispatch
 
     def _round_ms(self, model: LanguageModel, options: SamplingParams):
@@ -142,7 +145,15 @@ class Bench:
             arrivals.append(time.perf_counter())
             output = chunk.output or output
         intervals = np.diff(arrivals)[2:-2]
+        self.note_refused(model)
         return 1e3 * statistics.median(intervals), output.stats, _dispatch_ms(model, self.prompt, options)
+
+    def note_refused(self, model: LanguageModel) -> None:
+        """Keeps which kernels were asked for and not taken, and why."""
+        found = self.record.setdefault("refused", {})
+        for kernels in model.programs.executables.kernels.values():
+            for op, why in kernels.refused.items():
+                found[op] = sorted({*found.get(op, ()), *why})
 
     def summary(self) -> dict:
         """The record with the headline numbers under the names that are compared."""
@@ -157,15 +168,6 @@ class Bench:
             record["tokens_per_s_replayed"] = max(record["tokens_per_s"].values())
             record["speedup_over_ar"] = record["tokens_per_s_replayed"] / record["ar_tokens_per_s"]
         return record
-
-
-def refused(model: LanguageModel) -> dict[str, list[str]]:
-    """Kernels that were asked for and not taken, with the reasons."""
-    reasons: dict[str, set[str]] = {}
-    for kernels in model.programs.executables.kernels.values():
-        for op, why in kernels.refused.items():
-            reasons.setdefault(op, set()).update(why)
-    return {op: sorted(why) for op, why in reasons.items()}
 
 
 def _dispatch_ms(model: LanguageModel, prompt: list[int], options: SamplingParams) -> dict[str, float]:
@@ -186,10 +188,12 @@ def _dispatch_ms(model: LanguageModel, prompt: list[int], options: SamplingParam
 
 def peer(args: argparse.Namespace) -> dict:
     """transformers on the same shape, in a process of its own so that two frameworks do not share the memory."""
-    command = [sys.executable, "-m", "benchmarks.peer", "--context", str(args.context), "--repeats", str(args.repeats)]
-    result = subprocess.run(
-        [*command, "--rows", f"1,{args.num_drafts + 1}"], capture_output=True, text=True, check=False
-    )
+    command = [args.peer_python, "-m", "benchmarks.peer", "--shape", args.shape, "--context", str(args.context)]
+    command += ["--repeats", str(args.repeats), "--rows", f"1,{args.num_drafts + 1}"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=args.peer_seconds)
+    except subprocess.TimeoutExpired:
+        return {"error": f"not done after {args.peer_seconds} s"}
     if result.returncode:
         return {"error": result.stderr.strip().splitlines()[-1:]}
     return json.loads(result.stdout.strip().splitlines()[-1])
@@ -210,6 +214,8 @@ def main() -> None:
     parser.add_argument("--bandwidth-bytes", type=int, default=2**32)
     parser.add_argument("--only", choices=("parts", "rounds"), default=None)
     parser.add_argument("--peer", action="store_true")
+    parser.add_argument("--peer-python", default=sys.executable, help="an interpreter with torch and transformers")
+    parser.add_argument("--peer-seconds", type=int, default=240)
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     warnings.simplefilter("ignore", LowAcceptanceWarning)

@@ -9,6 +9,7 @@ _PUBLIC = {
     "load": "jetspec_jax.api",
     "generate": "jetspec_jax.api",
     "stream": "jetspec_jax.api",
+    "warm_up": "jetspec_jax.api",
     "LanguageModel": "jetspec_jax.language_model",
     "DraftLimitWarning": "jetspec_jax.language_model",
     "LowAcceptanceWarning": "jetspec_jax.language_model",

@@ -1,4 +1,4 @@
-"""The public calls: `load` a model, `generate` text, `stream` it."""
+"""The public calls: `load` a model, `generate` text, `stream` it, `warm_up` before."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -114,3 +114,31 @@ def stream(
     """Streams text as it becomes certain; see `LanguageModel.stream`."""
     model = model if isinstance(model, LanguageModel) else load(model)
     return model.stream(prompts, params, chat_template_kwargs=chat_template_kwargs, **options)
+
+
+# A round that is compiled, one that is recorded as a graph where the device has them, and one that replays it.
+_WARM_ROUNDS = 3
+
+
+def warm_up(model: LanguageModel, *, prompt_len: int, max_new_tokens: int, batch: int = 1, **options: Any) -> float:
+    """Compiles and runs once what a call of this size will need, so that the call itself does not wait for it.
+
+    Programs are compiled for a batch size, a bucket of buffer sizes and the kinds of sampling options in use; calls of
+    the same bucket share them.
+
+    Args:
+        model: a loaded model.
+        prompt_len: tokens of the longest prompt.
+        max_new_tokens: as the calls will ask for.
+        batch: prompts per call.
+        **options: fields of `SamplingParams` that the calls will use.
+
+    Returns:
+        Milliseconds spent compiling; 0 if everything was there.
+    """
+    before = model.programs.compile_ms
+    chunks = model.stream([[0] * prompt_len] * batch, max_new_tokens=max_new_tokens, **(options | {"ignore_eos": True}))
+    for _, _ in zip(range(batch * (1 + _WARM_ROUNDS)), chunks, strict=False):
+        pass
+    chunks.close()
+    return model.programs.compile_ms - before

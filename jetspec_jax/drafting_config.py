@@ -141,3 +141,6 @@ AT_CRITICAL_PATH = DraftingConfig(num_outcomes=0)
 PLAIN_PASS = DraftingConfig(refine=RefineConfig(num_passes=0, num_refreshes=0), num_outcomes=0).resolved(
     is_calibrated=False
 )
+# Trained drafts on CPU, where rows and passes cost time: what `jetspec bench` recommended for SmolLM2-135M on two cores
+# (`docs/results.md`).
+ON_CPU = replace(PLAIN_PASS, num_drafts=3)

@@ -7,8 +7,8 @@ from dataclasses import fields
 # Before the first import of jax.
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
 
-# Threads of XLA's CPU client. The Mosaic GPU interpreter runs each warpgroup as a program that may wait for another in a
-# callback; with one thread a core on two cores they can wait for each other for ever.
+# Threads of XLA's CPU client. The Mosaic GPU interpreter runs each warpgroup as a program that may wait for another one
+# in a callback; with one thread a core they can wait for each other for ever on two cores.
 os.environ["NPROC"] = "8"
 
 import jax

@@ -1,6 +1,8 @@
 """The command line on a tiny checkpoint: what it prints, its exit status, and bad input in one line."""
 
+import io
 import json
+import re
 
 import jax
 import pytest
@@ -8,7 +10,11 @@ import pytest
 from jetspec_jax.cli import _parser, main
 from jetspec_jax.commands.arguments import draft_device_from, drafting_from
 from jetspec_jax.drafting_config import DraftingConfig, RefineConfig
+from jetspec_jax.evaluation.phases import PhaseTimes
+from jetspec_jax.evaluation.sample_prompts import SAMPLE_PROMPTS
 from jetspec_jax.testing import write_tiny_checkpoint
+
+QUICKLY = ("--repeats", "2", "--passes", "1")
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +80,7 @@ def test_prompts_come_from_a_file(capsys, folder, tmp_path):
 
 
 def test_bench_ends_with_json_and_a_verdict(capsys, folder):
-    argv = ("bench", "abcabc", "--model", folder, "--max-new-tokens", "12", "--num-drafts", "2,3", "--repeats", "3")
+    argv = ("bench", "abcabc", "--model", folder, "--max-new-tokens", "12", "--num-drafts", "2,3", *QUICKLY)
     status, out, err = run(capsys, *argv)
     assert status == 0, err
     record = json.loads(out.strip().splitlines()[-1])
@@ -82,7 +88,32 @@ def test_bench_ends_with_json_and_a_verdict(capsys, folder):
     assert all(row["same_text_as_plain"] for row in record["runs"])
     assert "Speculation" in record["verdict"]
     assert record["versions"]["jax"] == jax.__version__
+    assert record["recommended"]["drafter"] in ("autoregressive", "ngram")
+    assert record["recommended"]["speedup"] >= 1
     assert "x plain" in out
+    assert "by prompt" not in out
+
+
+def test_bench_without_a_prompt_takes_samples(capsys, folder, monkeypatch):
+    phases = PhaseTimes(8, 16, 3, ar_ms=2.0, verify_ms=3.0, draft_ms=1.0, repeats=1)
+    monkeypatch.setattr("jetspec_jax.evaluation.compare.measure_phases", lambda *args, **options: phases)
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
+    argv = ("bench", "--model", folder, "--max-new-tokens", "3", "--num-drafts", "2", "--ignore-eos", *QUICKLY)
+    status, out, err = run(capsys, *argv)
+    assert status == 0, err
+    record = json.loads(out.strip().splitlines()[-1])
+    assert record["prompts"] == len(SAMPLE_PROMPTS)
+    assert [row["drafter"] for row in record["runs"]] == ["autoregressive", "ngram"]  # no weights are shipped for it
+    assert len(record["runs"][1]["speedup_by_prompt"]) == len(SAMPLE_PROMPTS)
+    assert "x plain decoding, by prompt" in out
+
+
+def test_demo_measures_each_prompt_and_all_together(capsys, folder):
+    status, out, err = run(capsys, "demo", "--model", folder, "--num-drafts", "2", "--max-new-tokens", "4")
+    assert status == 0, err
+    assert len(re.findall(r"speculation (?:wins|loses) on this prompt: \d+\.\d\d x plain", out)) == len(SAMPLE_PROMPTS)
+    assert len(re.findall(r"speculation (?:wins|loses) on all prompts together: \d+\.\d\d x plain", out)) == 1
+    assert "every token is the target's own" in out
 
 
 def test_check_lossless_passes_on_fp32(capsys, folder):
@@ -119,6 +150,7 @@ NGRAM = ["generate", "a", "--drafter", "ngram"]
         pytest.param(["generate", "a", "--template-arg", "x"], "is not KEY=JSON", id="bad-template-arg"),
         pytest.param(["bench", "a", "--num-drafts", "0"], "must be positive", id="bench-without-drafts"),
         pytest.param(["bench", "a", "--temperature", "1"], "give --seed", id="bench-unseeded"),
+        pytest.param(["demo", "--max-new-tokens", "1"], "leaves nothing to measure", id="demo-of-one-token"),
         pytest.param(["check-lossless", "a", "--temperature", "1"], "needs --seed", id="check-unseeded"),
         pytest.param([*NGRAM, "--refine", "J1-R1"], "--refine is for --drafter jetspec++", id="refine-ngram"),
         pytest.param(

@@ -10,6 +10,7 @@ import jaxtyping
 import numpy as np
 import pytest
 
+import jetspec_jax
 from jetspec_jax.language_model import LanguageModel, LowAcceptanceWarning
 from jetspec_jax.sampling_params import SamplingParams
 from jetspec_jax.testing import ByteTokenizer, ScriptedDrafter, counting_target, random_drafter
@@ -237,3 +238,13 @@ def test_warns_when_drafts_bring_nothing(model):
     # Too short to tell, and plain decoding: no warning (any would be an error here).
     useless.generate("a", max_new_tokens=20)
     model.with_drafter("autoregressive").generate("a", max_new_tokens=60)
+
+
+def test_warmed_up_calls_compile_nothing():
+    model = LanguageModel(counting_target(VOCAB_SIZE, max_len=MAX_LEN), ByteTokenizer(), drafter="ngram")
+    size = {"max_new_tokens": 12, "temperature": 0.5}
+    assert jetspec_jax.warm_up(model, prompt_len=3, batch=2, **size) > 0
+    num_compiled = model.programs.num_compiled
+    assert jetspec_jax.warm_up(model, prompt_len=3, batch=2, **size) == 0
+    model.generate(["abc", "d"], **size)
+    assert model.programs.num_compiled == num_compiled

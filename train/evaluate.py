@@ -15,7 +15,7 @@ import numpy as np
 
 from jetspec_jax.checkpoints.calibration_file import CalibrationEntry, nearest
 from jetspec_jax.drafters import JetSpecPP
-from jetspec_jax.drafting_config import MissPolicy, OutcomeRule, RefineConfig
+from jetspec_jax.drafting_config import DraftWeights, MissPolicy, OutcomeRule, RefineConfig
 from jetspec_jax.evaluation.acceptance import Acceptance, answer_prompts
 from jetspec_jax.evaluation.record import environment
 from jetspec_jax.language_model import LanguageModel
@@ -42,10 +42,11 @@ class EvaluationPoint:
     outcome_rule: OutcomeRule | None = None
     miss_policy: MissPolicy = "fallback"
     decision_temperature: float | None = None
+    draft_weights: DraftWeights = "given"
 
     @classmethod
     def parse(cls, name: str) -> "EvaluationPoint":
-        """A point by its name: a refinement, then `B=4`, `T=0.7` or `plain` (no coupled noise) as they apply.
+        """A point by its name: a refinement, then `B=4`, `T=0.7`, `plain` (no coupled noise), `int8` as they apply.
 
         Raises:
             ValueError: another form.
@@ -60,8 +61,10 @@ class EvaluationPoint:
                 fields["temperature"] = float(match[1])
             elif option == "plain":
                 fields["couple_noise"] = False
+            elif option == "int8":
+                fields["draft_weights"] = option
             else:
-                raise ValueError(f"point {name!r}: {option!r} is not of the form B=4, T=0.7 or plain")
+                raise ValueError(f"point {name!r}: {option!r} is not of the form B=4, T=0.7, plain or int8")
         return cls(name=name, refine=refine, **fields)
 
     def drafter(self, drafter: JetSpecPP) -> JetSpecPP:
@@ -73,6 +76,7 @@ class EvaluationPoint:
             outcome_rule=self.outcome_rule,
             miss_policy=self.miss_policy,
             decision_temperature=self.decision_temperature,
+            draft_weights=self.draft_weights,
         )
 
 

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -112,8 +113,12 @@ def params_from(args: argparse.Namespace) -> SamplingParams:
     return SamplingParams(logit_bias=dict(args.logit_bias), **{name: getattr(args, name) for name in _SAMPLING})
 
 
-def prompts_from(args: argparse.Namespace) -> tuple[list[Any], dict[str, Any]]:
+def prompts_from(args: argparse.Namespace, *, samples: Sequence[str] = ()) -> tuple[list[Any], dict[str, Any]]:
     """Prompts (chats unless `--raw`) and chat template arguments.
+
+    Args:
+        args: of the invocation.
+        samples: what to take if it brings no prompt, neither as an argument nor in a file nor on stdin.
 
     Raises:
         ValueError: no prompt, or options that contradict each other.
@@ -122,7 +127,8 @@ def prompts_from(args: argparse.Namespace) -> tuple[list[Any], dict[str, Any]]:
     if args.prompt_file is not None:
         texts += _read_prompts(args.prompt_file)
     if not texts and not sys.stdin.isatty():
-        texts = [sys.stdin.read()]
+        texts = [text for text in [sys.stdin.read()] if text.strip() or not samples]
+    texts = texts or list(samples)
     if not any(text.strip() for text in texts):
         raise ValueError("no prompt: give one as an argument, with --prompt-file or on stdin")
     if args.raw:

@@ -72,6 +72,7 @@ class DraftSide:
             def kernel():
                 if type(self).draft_logits is not DraftSide.draft_logits:
                     raise NotImplementedError("the draft's logits are replaced")
+                self._check_plain()
                 return self._drawn(self.draft_hidden(*arguments), positions, with_logprobs)
 
             return choose(
@@ -84,6 +85,7 @@ class DraftSide:
             def kernel():
                 if self.predict_hidden is None:
                     raise NotImplementedError("the predictor's logits are replaced")
+                self._check_plain()
                 taps, hidden = self.predict_hidden(rows, start)
                 return taps, self._drawn(hidden, positions, with_logprobs)
 
@@ -132,11 +134,13 @@ class DraftSide:
         tokens, top = first_argmax(scores)
         return Guess(tokens, top - jax.nn.logsumexp(scores, axis=-1) if with_logprobs else None)
 
+    def _check_plain(self) -> None:
+        if not self.evidence.is_plain:
+            raise NotImplementedError(f"bias and truncation need logits: {self.evidence.spec}")
+
     def _drawn(self, hidden: Float[Array, "B R G D"], positions: Int[Array, "B R G"], with_logprobs: bool) -> Guess:
         """The same without logits."""
         evidence = self.evidence
-        if not evidence.is_plain:
-            raise NotImplementedError(f"bias and truncation need logits: {evidence.spec}")
         tokens, top, total = head_draw(
             hidden.astype(self.decoder.dtype),
             self.decoder.head_weight,

@@ -20,7 +20,6 @@ from jetspec_jax.decoding.row_params import row_params, sampling_spec
 from jetspec_jax.decoding.state import RoundOutput
 from jetspec_jax.decoding.stats import DecodeStats
 from jetspec_jax.decoding.walk import TextWalk
-from jetspec_jax.ops.kernels import ROW_MULTIPLE
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ class _Loop:
         # Look-ahead never counts against the user's limit (C16): a block that starts below the limit is committed
         # whole, and one more block fits above it, with the rows that kernels pad a block with.
         needed = max(len(p) + walk.max_new_tokens for p, walk in zip(prompts, self.walks, strict=True)) + 2 * num_rows
-        needed += ROW_MULTIPLE if self.programs.device.platform == "gpu" else 0
+        needed += self.programs.padding_rows
         tokens = np.zeros((self.batch, bucket(max(padded, needed))), np.int32)
         for row, prompt in enumerate(prompts):
             tokens[row, : len(prompt)] = prompt

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -65,7 +64,7 @@ class Executables:
         """`jax.jit` of a program for a device, with that device's kernels."""
 
         def traced(*args):
-            with self.kernels.get(device) or nullcontext():
+            with self.kernels.get(device, Kernels()).tracing():
                 return program(*args)
 
         return jax.jit(traced, donate_argnums=donated)

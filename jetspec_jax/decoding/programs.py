@@ -25,7 +25,7 @@ from jetspec_jax.drafters.protocol import Drafter, DraftView
 from jetspec_jax.models.decoder import Decoder
 from jetspec_jax.models.functional import Leaves, ModuleDef, place, split
 from jetspec_jax.models.target import Target
-from jetspec_jax.ops.kernels import Kernels
+from jetspec_jax.ops.kernels import ROW_MULTIPLE, Kernels
 
 # Longest piece of a prompt that one call processes; longer prompts take several calls of one executable.
 PREFILL_CHUNK = 512
@@ -83,8 +83,10 @@ class Programs:
         self.draft_device = device if draft_device is None else draft_device
         self.draft_leaves = drafter.place(self.draft_device)
         self._decoder_definition, self.decoder_leaves = self._own_decoder()
-        devices = {self.device, self.draft_device}
-        self.executables = Executables({device: Kernels.for_device(device, kernels) for device in devices})
+        used = {self.device: Kernels.for_device(self.device.device_kind, kernels)}
+        if self.draft_device != self.device:
+            used[self.draft_device] = Kernels.for_device(self.draft_device.device_kind, kernels)
+        self.executables = Executables(used)
         self._requests = itertools.count()
 
     @property
@@ -101,6 +103,11 @@ class Programs:
     def target(self) -> Target:
         """The merged target; for shapes and configuration, not for computing."""
         return self.definition.merge(self.target_leaves)
+
+    @property
+    def padding_rows(self) -> int:
+        """Slots that a block may reach beyond its own rows, because kernels take rows in multiples."""
+        return ROW_MULTIPLE - 1 if any("matmul" in kernels.ops for kernels in self.executables.kernels.values()) else 0
 
     def set_draft_leaves(self, leaves: Leaves) -> None:
         """Gives the drafter other arrays of the same shapes, say newly trained weights; nothing is recompiled.

@@ -14,7 +14,7 @@ from jetspec_jax.drafters.jetspecpp import PLAIN_PASS, JetSpecPP
 from jetspec_jax.drafters.ngram import NgramDrafter
 from jetspec_jax.drafters.protocol import Drafter
 from jetspec_jax.drafters.traceable import CallableDrafter
-from jetspec_jax.drafting_config import AT_CRITICAL_PATH, DraftingConfig
+from jetspec_jax.drafting_config import AT_CRITICAL_PATH, ON_CPU, DraftingConfig
 
 # The default: what is best for the target without training anything.
 AUTO = "auto"
@@ -46,6 +46,7 @@ def as_drafter(
     num_drafts: int | None = None,
     drafting: DraftingConfig | None = None,
     drafts_ahead: bool = True,
+    on_cpu: bool = False,
 ) -> Drafter:
     """A drafter from a name, a folder of trained weights, a drafter object, or a traceable function.
 
@@ -58,6 +59,7 @@ def as_drafter(
         num_drafts: γ; 0 is plain decoding whatever the name; None takes the drafter's default.
         drafting: how `jetspec++` or a drafter from a folder drafts; None takes the defaults.
         drafts_ahead: whether these foresee outcomes. On one device there is no time to hide that work in.
+        on_cpu: whether the defaults of `auto` are those for a CPU: one pass and small blocks.
 
     Raises:
         ValueError: unknown name, weights of another target, or `num_drafts` or `drafting` beside something that has its
@@ -75,7 +77,7 @@ def as_drafter(
             raise ValueError(f"num_drafts={num_drafts}, but plain decoding drafts nothing")
         return AutoregressiveDrafter()
     if is_folder or spec in ("parallel", "jetspec++", AUTO):
-        return _from_weights(spec, target, dtype, num_drafts, drafting, drafts_ahead)
+        return _from_weights(spec, target, dtype, num_drafts, drafting, drafts_ahead, on_cpu)
     if spec == "ngram":
         return _ngram(num_drafts)
     if isinstance(spec, Drafter):
@@ -96,6 +98,7 @@ def _from_weights(
     num_drafts: int | None,
     drafting: DraftingConfig | None,
     drafts_ahead: bool,
+    on_cpu: bool,
 ) -> Drafter:
     """A drafter with trained weights where there are any."""
     folder = spec if is_folder_spec(spec) else shipped.default_drafter_folder(target)
@@ -108,6 +111,8 @@ def _from_weights(
                 "and without them 'auto' is 'ngram'"
             )
         return _ngram(num_drafts)
+    elif spec == AUTO and drafting is None and on_cpu and not drafts_ahead:
+        drafting = ON_CPU
     elif spec == "jetspec++" and drafting is None:
         drafting = DraftingConfig() if drafts_ahead else AT_CRITICAL_PATH
     if drafting is not None and num_drafts is not None:

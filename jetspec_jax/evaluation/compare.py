@@ -1,18 +1,16 @@
 """Speculative against plain decoding on the user's own prompts, in one run."""
 
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
-
 from jetspec_jax.decoding.foresight_programs import ForesightPrograms
-from jetspec_jax.drafting_config import DraftingConfig
 from jetspec_jax.evaluation.phases import PhaseTimes, measure_phases
 from jetspec_jax.evaluation.repetition import before_onset, loop_onset
 from jetspec_jax.evaluation.timeline import Timeline
 from jetspec_jax.evaluation.timeline_recorder import record_timeline
-from jetspec_jax.language_model import LanguageModel
+from jetspec_jax.language_model import LanguageModel, LowAcceptanceWarning
 from jetspec_jax.outputs import GenerationOutput
 from jetspec_jax.sampling_params import SamplingParams
 
@@ -119,6 +117,12 @@ class Comparison:
         """Tokens per second relative to plain decoding."""
         return run.tokens_per_s / self.baseline.tokens_per_s if self.baseline.tokens_per_s else 0.0
 
+    def speedups(self, run: Run) -> list[float | None]:
+        """The same for each prompt; None where the text has one token, which comes from prefill."""
+        pairs = zip(run.outputs, self.baseline.outputs, strict=True)
+        speeds = [(output.stats.tokens_per_s, plain.stats.tokens_per_s) for output, plain in pairs]
+        return [speed / plain if speed and plain else None for speed, plain in speeds]
+
     @property
     def best(self) -> Run:
         """The fastest way to decode these prompts, plain decoding included."""
@@ -141,8 +145,10 @@ class Comparison:
                 f"Speculation loses here: at best {self.speedup(fastest):.2f} x plain decoding "
                 f"({fastest.drafter}, {fastest.num_drafts} drafts). Recommended: plain decoding (num_drafts=0)."
             )
+        speedups = [speedup for speedup in self.speedups(best) if speedup is not None]
+        spread = f" ({min(speedups):.2f} to {max(speedups):.2f} by prompt)" if len(speedups) > 1 else ""
         return (
-            f"Speculation wins: {self.speedup(best):.2f} x plain decoding. "
+            f"Speculation wins: {self.speedup(best):.2f} x plain decoding{spread}. "
             f"Recommended: {best.drafter} with num_drafts={best.num_drafts} (blocks of {best.num_drafts + 1})."
         )
 
@@ -162,6 +168,7 @@ class Comparison:
                     "loops": run.num_loops,
                     "tokens_per_s": run.tokens_per_s,
                     "speedup": self.speedup(run),
+                    "speedup_by_prompt": self.speedups(run),
                     "round_ms": run.round_ms,
                     "draft_ms": phases and phases.draft_ms,
                     "verify_ms": phases and phases.verify_ms,
@@ -172,40 +179,32 @@ class Comparison:
                     "same_text_as_plain": same,
                 }
             )
-        return {"runs": rows, "verdict": self.verdict}
+        best = self.best
+        recommended = {"drafter": best.drafter, "num_drafts": best.num_drafts, "speedup": self.speedup(best)}
+        return {"runs": rows, "recommended": recommended, "verdict": self.verdict}
 
 
 def compare(
     model: LanguageModel,
     prompts: Sequence[Any],
     params: SamplingParams,
+    candidates: Sequence[LanguageModel],
     *,
-    num_drafts: Iterable[int | None] = (None,),
-    drafter: Any = None,
-    drafting: DraftingConfig | None = None,
-    draft_device: jax.Device | None = None,
+    passes: int = 3,
     repeats: int = 20,
 ) -> Comparison:
-    """Decodes each prompt plainly and with each block size, in this process, after a warm-up.
+    """Decodes each prompt plainly and with each candidate, in this process.
 
     Args:
-        model: the target is used; its drafter is used when `drafter` is None and `num_drafts` is (None,).
+        model: any model over the target; decodes plainly here.
         prompts: as for `LanguageModel.generate`, decoded one at a time.
         params: a seed is needed to compare texts at temperature > 0.
-        num_drafts: block sizes to try; None is the drafter's default.
-        drafter: a name; None keeps the model's drafter, which then fixes the block size.
-        drafting, draft_device: for the drafter `jetspec++`, see `LanguageModel`.
+        candidates: models over the same target with the drafters to try.
+        passes: how often each text is decoded; see `decode_in_turns`.
         repeats: calls behind each phase time.
     """
-    baseline = _run(model.with_drafter("autoregressive"), prompts, params)
-    runs = []
-    for count in num_drafts:
-        candidate = model
-        if drafter is not None:
-            candidate = model.with_drafter(drafter, num_drafts=count, drafting=drafting, draft_device=draft_device)
-        if count not in (None, candidate.drafter.num_drafts):
-            raise ValueError(f"drafter {candidate.drafter.name!r} drafts {candidate.drafter.num_drafts}, not {count}")
-        run = _run(candidate, prompts, params)
+    baseline, *runs = decode_in_turns([model.with_drafter("autoregressive"), *candidates], prompts, params, passes)
+    for candidate, run in zip(candidates, runs, strict=True):
         middle = sum(len(o.prompt_token_ids) + len(o.token_ids) // 2 for o in run.outputs) // len(run.outputs)
         run.phases = measure_phases(candidate, context_len=max(middle, 1), params=params, repeats=repeats)
         if isinstance(candidate.programs, ForesightPrograms):
@@ -214,15 +213,34 @@ def compare(
             stats = output.stats
             stats.draft_ms, stats.verify_ms = run.phases.draft_ms, run.phases.verify_ms
             stats.exposed_draft_ms = run.exposed_draft_ms
-        runs.append(run)
     texts = [output.token_ids for output in baseline.outputs]
     same = [[output.token_ids for output in run.outputs] == texts for run in runs]
     return Comparison(baseline, runs, same)
 
 
-def _run(model: LanguageModel, prompts: Sequence[Any], params: SamplingParams) -> Run:
-    # Once to compile every shape these prompts need, once to measure.
-    for prompt in prompts:
-        model.generate(prompt, params)
-    outputs = [model.generate(prompt, params) for prompt in prompts]
-    return Run(model.drafter.name, model.drafter.num_drafts, outputs)
+def decode_in_turns(
+    models: Sequence[LanguageModel], prompts: Sequence[Any], params: SamplingParams, passes: int
+) -> list[Run]:
+    """Decodes the prompts with each model, warm, the models taking turns at each prompt.
+
+    What else the machine does then hits all models alike. Of the `passes` outputs of a prompt each run keeps the one
+    whose decoding took the median time.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LowAcceptanceWarning)  # what is compared shows it
+        for model in models:
+            for prompt in prompts:
+                model.generate(prompt, params)  # compiles
+        taken: list[list[list[GenerationOutput]]] = [[[] for _ in prompts] for _ in models]
+        for _ in range(passes):
+            for index, prompt in enumerate(prompts):
+                for model, outputs in zip(models, taken, strict=True):
+                    outputs[index].append(model.generate(prompt, params))
+    return [
+        Run(model.drafter.name, model.drafter.num_drafts, [_median(of_prompt) for of_prompt in outputs])
+        for model, outputs in zip(models, taken, strict=True)
+    ]
+
+
+def _median(outputs: Sequence[GenerationOutput]) -> GenerationOutput:
+    return sorted(outputs, key=lambda output: output.stats.decode_ms)[len(outputs) // 2]

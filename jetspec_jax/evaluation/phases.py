@@ -60,7 +60,7 @@ def measure_phases(
     programs, device, vocab_size = model.programs, model.device, model.config.vocab_size
     request = [params or SamplingParams()]
     num_rows = model.drafter.num_drafts + 1
-    capacity = bucket(context_len + 2 * num_rows)
+    capacity = bucket(context_len + 2 * num_rows + programs.padding_rows)
     tokens = np.random.default_rng(0).integers(0, vocab_size, (1, capacity), np.int32)
     batch = _Batch(
         programs,
@@ -98,7 +98,7 @@ class _Batch:
 
         drafts = jax.device_put(np.zeros((1, num_rows - 1), np.int32), device)
         others = (drafts, jax.device_put(np.array([True]), device), self.params)
-        call = _repeated(program, (programs.target_leaves,), self._state().target, others)
+        call = self._repeated(program, device, (programs.target_leaves,), self._state().target, others)
         return lambda: call()[1]
 
     def drafting(self, rows: ContextRows) -> Callable[[], Any]:
@@ -112,7 +112,8 @@ class _Batch:
             return drafter.observe(draft_leaves, decoder, state, rows), proposal
 
         leaves = (programs.target_leaves, programs.draft_leaves, programs.decoder_leaves)
-        return _repeated(program, leaves, self._state().draft, (self.tokens, self.prompt_len, self.params, rows))
+        others = (self.tokens, self.prompt_len, self.params, rows)
+        return self._repeated(program, programs.device, leaves, self._state().draft, others)
 
     def foresight(self) -> Callable[[], Any]:
         """Blocks for all outcomes of a verification, and the choice among them, on the draft's device."""
@@ -129,23 +130,23 @@ class _Batch:
 
         ahead = programs.start(self._state(), self.params, self.spec).draft
         leaves = (target_leaves, programs.draft_leaves, programs.decoder_leaves)
-        return _repeated(program, leaves, ahead.side, (ahead.block, ahead.pending, params))
+        others = (ahead.block, ahead.pending, params)
+        return self._repeated(program, programs.draft_device, leaves, ahead.side, others)
+
+    def _repeated(self, program: Callable, device, leaves: tuple, state: Any, others: tuple) -> Callable[[], Any]:
+        """Calls of `(*leaves, state, *others) -> (state, result)` on a donated state; each waits for the result."""
+        compiled = self.programs.executables.jit(program, donated=(len(leaves),), device=device)
+        kept = [state]
+
+        def call() -> Any:
+            kept[0], result = jax.block_until_ready(compiled(*leaves, kept[0], *others))
+            return result
+
+        return call
 
     def _state(self) -> Any:
         # Buffers are donated: each state needs its own.
         return self.programs.init_state(self.tokens + 0, self.prompt_len + 0)
-
-
-def _repeated(program: Callable, leaves: tuple, state: Any, others: tuple) -> Callable[[], Any]:
-    """Calls of `(*leaves, state, *others) -> (state, result)` on a donated state; each waits and gives the result."""
-    compiled = jax.jit(program, donate_argnums=(len(leaves),))
-    kept = [state]
-
-    def call() -> Any:
-        kept[0], result = jax.block_until_ready(compiled(*leaves, kept[0], *others))
-        return result
-
-    return call
 
 
 def _interleaved(calls: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """What stands beside every measured number: device, versions, command."""
 
 import datetime
+import os
 import platform
 import sys
 from importlib.metadata import version
@@ -13,11 +14,12 @@ from jetspec_jax.language_model import LanguageModel
 
 
 def environment(model: LanguageModel | None = None) -> dict[str, Any]:
-    """Date, device, versions, command and model of a measurement, as JSON types."""
+    """Date, device, load, versions, command and model of a measurement, as JSON types."""
     record: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "device": _device_name(),
         "num_devices": jax.device_count(),
+        "load_average": _load_average(),
         "versions": {"python": platform.python_version(), **{p: version(p) for p in ("jax", "jaxlib", "flax")}},
         "command": _command(),
     }
@@ -44,6 +46,11 @@ def _device_name() -> str:
         return device.device_kind
     names = [line.split(":", 1)[1].strip() for line in _cpu_info() if line.startswith("model name")]
     return f"{names[0] if names else platform.processor() or 'CPU'}, {len(names) or '?'} cores"
+
+
+def _load_average() -> float | None:
+    """Of the last minute: more than the cores there are means that times were disturbed; None where unknown."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
 def _cpu_info() -> list[str]:

@@ -86,6 +86,15 @@ def comparison_table(comparison: Comparison) -> Table:
     return table
 
 
+def speedup_table(comparison: Comparison) -> Table:
+    """Decoding speed of each run relative to plain decoding, prompt by prompt."""
+    prompts = [str(number) for number in range(1, len(comparison.baseline.outputs) + 1)]
+    table = _table("x plain decoding, by prompt", "drafter", "drafts", *prompts)
+    for run in comparison.runs:
+        table.add_row(run.drafter, str(run.num_drafts), *map(_number, comparison.speedups(run)))
+    return table
+
+
 def acceptance_table(configurations: Mapping[str, Mapping[str, Any]]) -> Table:
     """τ by configuration and prompt set, with the hit rate over all sets where there is a cache.
 

@@ -13,10 +13,10 @@ from jaxtyping import Array, Float
 
 from jetspec_jax.config import RopeConfig, TransformerShape
 from jetspec_jax.models.cache import KVCache
-from jetspec_jax.ops.kernels import choose
-from jetspec_jax.ops.linear import gated_linear, linear
+from jetspec_jax.ops.kernels import choose, wants
+from jetspec_jax.ops.linear import add_norm, gated_linear, linear, linear_from
 from jetspec_jax.ops.norm_rope import apply_rope, rms_norm
-from jetspec_jax.ops.project import Weight, project_from
+from jetspec_jax.ops.project import Weight
 
 
 class RMSNorm(nnx.Module):
@@ -118,9 +118,7 @@ class Attention(nnx.Module):
         """Keys and values alone, for context rows that never ask (KV injection)."""
         batch, rows, _ = x.shape
         q_size = self.shape.num_heads * self.shape.head_dim
-        kv = project_from(x, self.qkv.weight[...], q_size)
-        if self.qkv.bias is not None:
-            kv = kv + self.qkv.bias[None, None, q_size:]
+        kv = linear_from(x, *self.qkv.arguments, q_size)
         k, v = jnp.split(kv.reshape(batch, rows, -1, self.shape.head_dim), 2, axis=2)
         return self._rotate(k, self.k_norm, angles, rope), v
 
@@ -162,6 +160,10 @@ class MLP(nnx.Module):
         """`x + MLP(norm(x))` of each row."""
         return self.down(gated_linear(x, *self.gate_up.arguments, norm=norm.arguments), residual=x)
 
+    def of_normalised(self, h: Float[Array, "B T D"], residual: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """`residual + MLP(h)`."""
+        return self.down(gated_linear(h, *self.gate_up.arguments), residual=residual)
+
 
 class DecoderLayer(nnx.Module):
     """Pre-norm attention and MLP with residuals, split in two so that the caller chooses the keys."""
@@ -186,4 +188,7 @@ class DecoderLayer(nnx.Module):
 
     def finish(self, x: Float[Array, "B T D"], heads: Float[Array, "B T N H"]) -> Float[Array, "B T D"]:
         """Adds the attention output and the MLP to the residual stream."""
-        return self.mlp(self.attention.output(heads, residual=x), self.mlp_norm)
+        if wants("matmul"):  # whose kernels add and normalise on the way
+            return self.mlp(self.attention.output(heads, residual=x), self.mlp_norm)
+        x, h = add_norm(x, self.attention.output(heads), self.mlp_norm.arguments)
+        return self.mlp.of_normalised(h, residual=x)

@@ -72,7 +72,8 @@ def run_segments(
     """
     sizes = [segment.x.shape[1] for segment in segments]
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    missing = ((0, 0), (0, missing_rows(ends[-1])))  # rows of padding look at slot 0 and are dropped
+    # Rows of padding look at slot 0 and are dropped.
+    missing = ((0, 0), (0, missing_rows(segments[0].x.shape[0], ends[-1])))
     x = jnp.pad(jnp.concatenate([segment.x for segment in segments], axis=1), (*missing, (0, 0)))
     positions = jnp.pad(jnp.concatenate([segment.positions for segment in segments], axis=1), missing)
     for index, (layer, kind) in enumerate(zip(layers, kinds, strict=True), start=first):

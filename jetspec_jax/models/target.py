@@ -72,7 +72,7 @@ class Target(nnx.Module):
         """
         num_rows = tokens.shape[1]
         # Rows of padding are written above the others, where slots are garbage anyway, and dropped at the end.
-        tokens = jnp.pad(tokens, ((0, 0), (0, missing_rows(num_rows))))
+        tokens = jnp.pad(tokens, ((0, 0), (0, missing_rows(*tokens.shape))))
         positions = cache.length[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
         by_kind = {
             kind: (

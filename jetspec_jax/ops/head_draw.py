@@ -51,6 +51,8 @@ def head_draw(
 
     noise_keys = None
     if key is not None and temperature is not None:
+        if (kind := str(jax.random.key_impl(key))) != "threefry2x32":
+            raise NotImplementedError(f"the kernel draws the noise of threefry2x32 keys, got {kind}")
         keys = jax.vmap(jax.random.fold_in)(of_rows(key), positions.reshape(-1))
         noise_keys = jax.random.key_data(keys)
     drawn = kernel(

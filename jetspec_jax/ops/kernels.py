@@ -4,11 +4,9 @@ Every operation has an XLA form. The kernel is taken where the program's device 
 the shapes; otherwise the XLA form, and `Kernels.refused` says why.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
-
-import jax
 
 OPS = ("attention", "qk_norm_rope", "residual_norm", "swiglu", "matmul", "head_draw")
 # What is faster than XLA's form, by measurement (`benchmarks/kernels.py`, docs/results.md); nothing is until measured.
@@ -17,8 +15,12 @@ MEASURED: dict[str, tuple[str, ...]] = {}
 _tracing: ContextVar["Kernels | None"] = ContextVar("kernels", default=None)
 
 
+# The GPUs that kernels are written for, by a part of their name: wgmma is Hopper's.
+_HOPPER = ("H100", "H200", "H800", "H20", "GH200")
+
+
 class Kernels:
-    """The operations that programs of one device run as kernels; a context manager around their tracing.
+    """The operations that programs of one device run as kernels.
 
     Attributes:
         ops: names from `OPS`.
@@ -30,40 +32,53 @@ class Kernels:
             raise ValueError(f"unknown kernels {unknown}; there are {list(OPS)}")
         self.ops = frozenset(ops)
         self.refused: dict[str, set[str]] = {}
-        self._tokens: list[Any] = []
 
     @classmethod
-    def for_device(cls, device: jax.Device, asked: str | Sequence[str] = "auto") -> "Kernels":
+    def for_device(cls, device_kind: str, asked: str | Sequence[str] = "auto") -> "Kernels":
         """`auto` takes what is measured to be faster on this kind of device, `all` and `none` what they say.
 
         Raises:
             ValueError: unknown names, or kernels asked for by name on a device that has none.
         """
+        is_hopper = any(name in device_kind for name in _HOPPER)
         if isinstance(asked, str):
-            by_word = {"auto": MEASURED.get(device.device_kind, ()), "all": OPS, "none": ()}
+            by_word = {"auto": MEASURED.get(device_kind, ()), "all": OPS, "none": ()}
             if asked not in by_word:
                 raise ValueError(f"kernels={asked!r} is not auto, all, none or a list of {list(OPS)}")
-            return cls(by_word[asked] if device.platform == "gpu" else ())
-        if asked and device.platform != "gpu":
-            raise ValueError(f"kernels={list(asked)}, but {device.device_kind} ({device.platform}) has none")
+            return cls(by_word[asked] if is_hopper else ())
+        if asked and not is_hopper:
+            raise ValueError(f"kernels={list(asked)}, but they are for Hopper GPUs, not {device_kind}")
         return cls(asked)
 
-    def __enter__(self) -> "Kernels":
-        self._tokens.append(_tracing.set(self))
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        _tracing.reset(self._tokens.pop())
-
-
-# Rows that matrix kernels take at a time, and what a padded block may reach beyond its own rows in a cache.
-ROW_MULTIPLE = 8
+    @contextmanager
+    def tracing(self) -> Iterator[None]:
+        """What is traced inside takes these kernels."""
+        token = _tracing.set(self)
+        try:
+            yield
+        finally:
+            _tracing.reset(token)
 
 
-def missing_rows(num_rows: int) -> int:
-    """How many rows of padding spare the matrix kernels a copy of their input each; 0 where none will run."""
+def wants(op: str) -> bool:
+    """Whether programs that are being traced ask for this kernel."""
     kernels = _tracing.get()
-    return -num_rows % ROW_MULTIPLE if kernels is not None and "matmul" in kernels.ops else 0
+    return kernels is not None and op in kernels.ops
+
+
+# Matrix kernels take up to so many rows as they are, above that a multiple of it, and at most `MAX_ROWS`.
+ROW_MULTIPLE, MAX_ROWS = 8, 128
+
+
+def missing_rows(batch: int, num_rows: int) -> int:
+    """Rows of padding per request that spare the matrix kernels a copy of their input each; 0 where they do not help.
+
+    Example: one request, 17 rows -> 7; 1 row -> 0; 8 requests, 17 rows -> 0 (192 rows are too many for the kernels).
+    """
+    missing = -num_rows % ROW_MULTIPLE
+    if not wants("matmul") or batch * num_rows <= ROW_MULTIPLE or batch * (num_rows + missing) > MAX_ROWS:
+        return 0
+    return missing
 
 
 def choose[T](op: str, kernel: Callable[[], T], otherwise: Callable[[], T]) -> T:
@@ -74,11 +89,10 @@ def choose[T](op: str, kernel: Callable[[], T], otherwise: Callable[[], T]) -> T
         kernel: raises `NotImplementedError` with the reason if it does not take its arguments.
         otherwise: the XLA form.
     """
-    kernels = _tracing.get()
-    if kernels is None or op not in kernels.ops:
+    if not wants(op):
         return otherwise()
     try:
         return kernel()
     except NotImplementedError as reason:
-        kernels.refused.setdefault(op, set()).add(str(reason))
+        _tracing.get().refused.setdefault(op, set()).add(str(reason))
         return otherwise()

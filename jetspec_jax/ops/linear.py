@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from jetspec_jax.ops.kernels import choose
 from jetspec_jax.ops.norm_rope import rms_norm
-from jetspec_jax.ops.project import Weight, project
+from jetspec_jax.ops.project import Weight, project, project_from
 from jetspec_jax.ops.quantized_weight import QuantizedWeight
 
 
@@ -42,14 +42,26 @@ def linear(
     return choose("matmul", kernel, otherwise)
 
 
+def linear_from(
+    x: Float[Array, "*rows I"], weight: Weight, bias: Float[Array, "O"] | None, start: int
+) -> Float[Array, "*rows O2"]:
+    """Outputs `start ..` of `x W^T + b`."""
+
+    def otherwise():
+        y = project_from(x, weight, start)
+        return y if bias is None else y + jnp.expand_dims(bias[start:], range(y.ndim - 1))
+
+    return choose("matmul", lambda: _skinny(x, weight[start:], bias), otherwise)
+
+
 def gated_linear(
     x: Float[Array, "*rows I"],
     weight: Weight,
     bias: Float[Array, "O"] | None = None,
     *,
-    norm: tuple[Float[Array, " I"], float],
+    norm: tuple[Float[Array, " I"], float] | None = None,
 ) -> Float[Array, "*rows F"]:
-    """SwiGLU of a normalised input, `silu(gate) * up`; the weight holds the rows of gate, then those of up."""
+    """SwiGLU, `silu(gate) * up`, of x or of `norm(x)`; the weight holds the rows of gate, then those of up."""
 
     def kernel():
         return _skinny(x, weight, bias, norm=norm, swiglu=True)
@@ -58,6 +70,24 @@ def gated_linear(
         return silu_gate(linear(x, weight, bias, norm=norm))
 
     return choose("matmul", kernel, otherwise)
+
+
+def add_norm(
+    x: Float[Array, "*rows D"], delta: Float[Array, "*rows D"], norm: tuple[Float[Array, " D"], float]
+) -> tuple[Float[Array, "*rows D"], Float[Array, "*rows D"]]:
+    """`x + delta`, and its RMSNorm: what lies between two products that XLA does."""
+
+    def kernel():
+        from pallas_kernels.residual_rms_norm import residual_rms_norm
+
+        rows = (array.reshape(-1, array.shape[-1]) for array in (x, delta))
+        return tuple(array.reshape(x.shape) for array in residual_rms_norm(*rows, *norm))
+
+    def otherwise():
+        total = x + delta
+        return total, rms_norm(total, *norm)
+
+    return choose("residual_norm", kernel, otherwise)
 
 
 def silu_gate(gate_up: Float[Array, "*rows twice"]) -> Float[Array, "*rows F"]:
@@ -77,6 +107,8 @@ def silu_gate(gate_up: Float[Array, "*rows twice"]) -> Float[Array, "*rows F"]:
 
 def _skinny(x, weight: Weight, bias, **options):
     """The kernel on flat rows."""
+    if weight.ndim != 2:
+        raise NotImplementedError(f"the kernel reads weights [O, I], got {list(weight.shape)}")
     from pallas_kernels.skinny_matmul import skinny_matmul
 
     if bias is not None:
@@ -84,8 +116,6 @@ def _skinny(x, weight: Weight, bias, **options):
     scale = None
     if isinstance(weight, QuantizedWeight):
         weight, scale = weight.values, weight.scale
-    elif weight.ndim != 2:
-        raise NotImplementedError(f"the kernel reads weights [O, I], got {list(weight.shape)}")
     if options.get("residual") is not None:
         options["residual"] = options["residual"].reshape(-1, options["residual"].shape[-1])
     y = skinny_matmul(x.reshape(-1, x.shape[-1]), weight, scale=scale, **options)

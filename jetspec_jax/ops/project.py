@@ -54,7 +54,10 @@ def take_rows(table: Weight, ids: Int[Array, "*rows"]) -> Float[Array, "*rows I"
 
 
 def project_from(x: Float[Array, "*rows I"], weight: Weight, start: int) -> Float[Array, "*rows O2"]:
-    """Outputs `start ..` of a projection, without computing the ones before where the layout allows it."""
+    """Outputs `start ..` of a projection, without computing the ones before where that is cheaper."""
+    if isinstance(weight, QuantizedWeight):
+        # XLA would write the slice out as floats before the product (seen in the HLO for an H200).
+        return project(x, weight)[..., start:]
     if weight.ndim == 2:
         return project(x, weight[start:])
     panel, rest = divmod(start, weight.shape[2])

@@ -23,20 +23,27 @@ LATENCY = 1.5  # microseconds under load: at 4.2 TB/s 48 KB of the weight must b
 # Microseconds: a step's barriers; per 64 x 128 of the weight its wgmmas for 64 rows, and an int8 one's conversion; per
 # 128 x 64 of x its scaling; and another kernel, for partial sums or padding.
 STEP, MULTIPLY, CONVERT, SCALE, LAUNCH = 0.06, 0.05, 0.15, 0.25, 2.5
+SAME_SUM_ROWS, SAME_SUM_AS = 64, 24
 OVERLAP = 0.9  # share of everything but the slowest part that is hidden behind it
 
 
 @cache
 def default_config(product: Product, num_cores: int = NUM_CORES) -> SkinnyMatmulConfig:
-    """The first of the candidates.
+    """The first of the candidates; up to `SAME_SUM_ROWS` rows, of those that sum in the order of `SAME_SUM_AS` rows.
+
+    A row decoded alone and the same row in a verified block then get the same bits: the parts that the inputs are split
+    into are all that the order of a sum depends on.
 
     Raises:
         NotImplementedError: no config fits the shape.
     """
-    return candidate_configs(product, num_cores, limit=1)[0]
+    if product.num_rows > SAME_SUM_ROWS:
+        return candidate_configs(product, num_cores, limit=1)[0]
+    split_k = candidate_configs(replace(product, num_rows=SAME_SUM_AS), num_cores, limit=1)[0].split_k
+    return next(c for c in candidate_configs(product, num_cores, limit=None) if c.split_k == split_k)
 
 
-def candidate_configs(product: Product, num_cores: int = NUM_CORES, limit: int = 24) -> list[SkinnyMatmulConfig]:
+def candidate_configs(product: Product, num_cores: int = NUM_CORES, limit: int | None = 24) -> list[SkinnyMatmulConfig]:
     """What a sweep should try, by estimate: of each split into outputs, inputs and clusters the two best pipelines.
 
     Raises:

@@ -19,7 +19,7 @@ from jetspec_jax.checkpoints.shipped import default_drafter_folder
 from jetspec_jax.cli import main
 from jetspec_jax.config import adapter_config_for, draft_config_for
 from jetspec_jax.drafters import PLAIN_PASS, AutoregressiveDrafter, JetSpecPP, NgramDrafter, as_drafter
-from jetspec_jax.drafting_config import DraftingConfig
+from jetspec_jax.drafting_config import AT_CRITICAL_PATH, ON_CPU, DraftingConfig
 from jetspec_jax.language_model import LanguageModel
 from jetspec_jax.models.adapter import Adapter
 from jetspec_jax.models.draft import Draft
@@ -170,10 +170,36 @@ def test_a_folder_of_another_target_is_refused(trained):
         drafter_of(str(trained), tiny_config(vocab_size=96))
 
 
+@pytest.mark.parametrize(
+    ("spec", "options", "drafting"),
+    [
+        pytest.param("auto", {}, ON_CPU, id="auto"),
+        pytest.param("auto", {"num_drafts": 2}, replace(ON_CPU, num_drafts=2), id="num-drafts"),
+        pytest.param(
+            "auto", {"drafting": AT_CRITICAL_PATH}, replace(CALIBRATED, num_outcomes=0), id="told-how-to-draft"
+        ),
+        pytest.param("auto", {"drafts_ahead": True}, CALIBRATED, id="drafts-on-a-second-device"),
+        pytest.param("jetspec++", {}, replace(CALIBRATED, num_outcomes=0), id="by-name"),
+    ],
+)
+@pytest.mark.usefixtures("installed")
+def test_on_a_cpu_the_default_is_one_pass_and_small_blocks(spec, options, drafting):
+    drafter = drafter_of(spec, on_cpu=True, **({"drafts_ahead": False} | options))
+    assert drafter.num_drafts == (drafting.num_drafts or 4)
+    names = ("refine", "num_outcomes")
+    assert [getattr(drafter.drafting, name) for name in names] == [getattr(drafting, name) for name in names]
+
+
+@pytest.mark.usefixtures("root")
+def test_on_a_cpu_without_weights_the_default_is_text_lookup():
+    assert isinstance(drafter_of("auto", on_cpu=True, drafts_ahead=False), NgramDrafter)
+
+
 @pytest.mark.usefixtures("installed")
 def test_a_language_model_takes_them_by_default():
-    model = LanguageModel(tiny_target(TARGET))
-    assert (model.drafter.name, model.drafter.is_random) == ("jetspec++", False)
+    model = LanguageModel(tiny_target(TARGET))  # on CPU: one pass
+    assert (model.drafter.name, model.drafter.is_random) == ("parallel", False)
+    assert model.drafter.num_drafts == ON_CPU.num_drafts
     assert model.with_drafter("auto", num_drafts=0).drafter.name == "autoregressive"
 
 

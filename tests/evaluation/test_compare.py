@@ -3,7 +3,8 @@
 import pytest
 
 from jetspec_jax.decoding.stats import DecodeStats
-from jetspec_jax.evaluation.compare import Comparison, Run, compare
+from jetspec_jax.drafters import NgramDrafter
+from jetspec_jax.evaluation.compare import Comparison, Run, compare, decode_in_turns
 from jetspec_jax.language_model import LanguageModel
 from jetspec_jax.outputs import GenerationOutput, Usage
 from jetspec_jax.sampling_params import SamplingParams
@@ -52,12 +53,51 @@ def test_verdict_is_plain(speculative_ms, best, words):
     )
     assert comparison.best.drafter == best
     assert comparison.verdict.startswith(words)
+    recommended = comparison.to_dict()["recommended"]
+    assert (recommended["drafter"], recommended["num_drafts"]) == (best, 4 if best == "ngram" else 0)
+    assert recommended["speedup"] == max(1.0, 100.0 / speculative_ms)
+
+
+def test_recommends_by_all_prompts_and_tells_the_spread():
+    plain = Run("autoregressive", 0, [output_of([1] * 10, 100.0), output_of([1] * 30, 300.0), output_of([], 0.0)])
+    small = Run("ngram", 2, [output_of([2] * 5, 125.0), output_of([3] * 10, 150.0), output_of([], 0.0)])
+    large = Run("ngram", 8, [output_of([1] * 10, 200.0), output_of([6] * 5, 100.0), output_of([], 0.0)])
+    comparison = Comparison(plain, [small, large], [True, True])
+    assert comparison.speedups(small) == [pytest.approx(0.8), pytest.approx(2.0), None]
+    assert comparison.best is small  # 40 tokens in 275 ms against 300; the larger block wins on the second prompt only
+    assert comparison.verdict.startswith(
+        "Speculation wins: 1.45 x plain decoding (0.80 to 2.00 by prompt). Recommended: ngram with num_drafts=2"
+    )
+    assert comparison.to_dict()["runs"][2]["speedup_by_prompt"] == [pytest.approx(0.5), pytest.approx(3.0), None]
+
+
+class Told(LanguageModel):
+    """A model whose decoding times are told in advance."""
+
+    def __init__(self, name: str, times: list[float], log: list[str]):
+        self.drafter, self.times, self.log = NgramDrafter(2), iter(times), log
+        self.drafter.name = name
+
+    def generate(self, prompt, params) -> GenerationOutput:
+        self.log.append(f"{self.drafter.name}{prompt}")
+        return output_of([2, 2], float(next(self.times)))
+
+
+def test_models_take_turns_and_the_median_counts():
+    log: list[str] = []
+    # The first two of each are the warm-up of two prompts, then prompt 0 and prompt 1 alternate.
+    models = [Told("a", [999, 999, 5, 50, 9, 90, 7, 70], log), Told("b", [999, 999, 3, 30, 1, 10, 2, 20], log)]
+    runs = decode_in_turns(models, [0, 1], SamplingParams(), 3)
+    assert log == ["a0", "a1", "b0", "b1", *["a0", "b0", "a1", "b1"] * 3]
+    assert [(run.drafter, [o.stats.decode_ms for o in run.outputs]) for run in runs] == [("a", [7, 70]), ("b", [2, 20])]
 
 
 def test_compare_measures_phases_and_finds_equal_texts():
     model = LanguageModel(tiny_target(), drafter="ngram", num_drafts=3)
     params = SamplingParams(max_new_tokens=10)
-    comparison = compare(model, [[5, 6, 7], [1]], params, drafter="ngram", num_drafts=(2, 3), repeats=3)
+    tried = [model.with_drafter("ngram", num_drafts=count) for count in (2, 3)]
+    comparison = compare(model, [[5, 6, 7], [1]], params, tried, passes=1, repeats=3)
+    assert (comparison.baseline.drafter, comparison.baseline.num_drafts) == ("autoregressive", 0)
     assert comparison.same_text == [True, True]
     assert [run.num_drafts for run in comparison.runs] == [2, 3]
     for run in comparison.runs:

@@ -201,7 +201,7 @@ def phases_of(model, **options) -> PhaseTimes:
 
 def test_exposed_draft_is_the_round_less_a_verification_alone(pipelined, monkeypatch):
     monkeypatch.setattr("jetspec_jax.evaluation.compare.measure_phases", phases_of)
-    comparison = compare(pipelined, [PROMPT], PARAMS)
+    comparison = compare(pipelined, [PROMPT], PARAMS, [pipelined], passes=1)
     (run,) = comparison.runs
     exposed = max(0.0, run.timeline.round_ms - 3.0)
     assert run.outputs[0].stats.exposed_draft_ms == run.exposed_draft_ms == exposed != 50.0
@@ -218,6 +218,7 @@ def bench(pipelined, timeline, tmp_path, monkeypatch):
     output = pipelined.generate(PROMPT, PARAMS)
     run, baseline = Run("jetspec++", 2, [output], phases_of(None), timeline), Run("autoregressive", 0, [output])
     monkeypatch.setattr("jetspec_jax.commands.bench.model_from", lambda args: pipelined)
+    monkeypatch.setattr("jetspec_jax.commands.bench.candidates", lambda *args, **options: [pipelined])
     monkeypatch.setattr(
         "jetspec_jax.commands.bench.compare", lambda *args, **options: Comparison(baseline, [run], [True])
     )

@@ -289,11 +289,11 @@ def test_bytes_count_every_operand_once():
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_candidates_fit_and_start_with_the_default(name):
+def test_candidates_fit_and_the_default_is_one(name):
     for product in (SHAPES[name], with_int8(replace(SHAPES[name], num_rows=128))):
         candidates = candidate_configs(product)
         assert len(candidates) == len(set(candidates)) > 1
-        assert candidates[0] == default_config(product)
+        assert default_config(product) in candidate_configs(product, limit=None)
         for tiles in candidates:
             plan = Plan(product, tiles)
             plan.check()
@@ -311,7 +311,7 @@ def test_default_fills_an_h200_and_keeps_48_kb_in_flight(name):
 
 
 def test_no_tiles_for_a_shape_is_an_error():
-    with pytest.raises(NotImplementedError, match=r"no tiles for Product\(num_rows=8, num_inputs=100"):
+    with pytest.raises(NotImplementedError, match=r"no tiles for Product\(.*num_inputs=100"):
         default_config(Product(num_rows=8, num_inputs=100, num_outputs=64))
 
 
@@ -340,3 +340,9 @@ def test_every_candidate_is_the_reference_on_a_gpu(name):
         for each in (tiles, replace(tiles, dependent_launch=True)):
             got = skinny_matmul(x, weight, **fused, config=each, next_weight=weight)
             assert error(got, want) < BF16_TOLERANCE, each
+
+
+@pytest.mark.parametrize("name", [name for name in SHAPES if name.startswith("qwen3")])
+def test_a_row_alone_and_in_a_block_is_summed_in_one_order(name):
+    splits = {default_config(replace(SHAPES[name], num_rows=rows)).split_k for rows in (1, 8, 17, 24, 64)}
+    assert len(splits) == 1

@@ -1,0 +1,94 @@
+"""Which operations are traced as kernels."""
+
+import threading
+
+import pytest
+
+from jetspec_jax.ops.kernels import MEASURED, OPS, Kernels, choose, missing_rows, wants
+
+
+def refuse():
+    raise NotImplementedError("not these shapes")
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "ops"),
+    [
+        ("NVIDIA H200", "all", set(OPS)),
+        ("NVIDIA H200", "none", set()),
+        ("NVIDIA H200", "auto", set(MEASURED.get("NVIDIA H200", ()))),
+        ("NVIDIA H200", ("matmul", "attention"), {"matmul", "attention"}),
+        ("NVIDIA GB200", "all", set()),
+        ("NVIDIA A100-SXM4-80GB", "all", set()),
+        ("cpu", "all", set()),
+        ("cpu", (), set()),
+    ],
+)
+def test_what_a_device_runs(kind, asked, ops):
+    assert Kernels.for_device(kind, asked).ops == ops
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "message"),
+    [
+        ("NVIDIA H200", "some", "auto, all, none"),
+        ("NVIDIA H200", ("matmul", "magic"), r"\['magic'\]"),
+        ("cpu", ("matmul",), "Hopper"),
+    ],
+)
+def test_refuses(kind, asked, message):
+    with pytest.raises(ValueError, match=message):
+        Kernels.for_device(kind, asked)
+
+
+def test_kernel_is_taken_only_while_programs_that_want_it_are_traced():
+    kernels = Kernels(("matmul",))
+    assert choose("matmul", lambda: "kernel", lambda: "xla") == "xla"
+    with kernels.tracing():
+        assert choose("matmul", lambda: "kernel", lambda: "xla") == "kernel"
+        assert choose("attention", lambda: "kernel", lambda: "xla") == "xla"
+        with Kernels().tracing():
+            assert not wants("matmul")
+        assert wants("matmul")
+    assert not wants("matmul")
+
+
+def test_what_a_kernel_refuses_is_told():
+    kernels = Kernels(("matmul",))
+    with kernels.tracing():
+        assert choose("matmul", refuse, lambda: "xla") == "xla"
+    assert kernels.refused == {"matmul": {"not these shapes"}}
+
+
+def test_an_error_in_a_program_leaves_nothing_behind():
+    with pytest.raises(KeyError), Kernels(OPS).tracing():
+        raise KeyError
+    assert not wants("matmul")
+
+
+def test_two_threads_trace_with_one_object():
+    kernels, both, seen = Kernels(("matmul",)), threading.Barrier(2, timeout=10), []
+
+    def trace():
+        with kernels.tracing():
+            both.wait()
+            seen.append(wants("matmul"))
+            both.wait()
+        seen.append(wants("matmul"))
+
+    threads = [threading.Thread(target=trace) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(seen) == [False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("batch", "num_rows", "missing"),
+    [(1, 1, 0), (1, 8, 0), (1, 17, 7), (1, 34, 6), (8, 1, 0), (4, 17, 7), (8, 17, 0), (1, 128, 0), (64, 1, 0)],
+)
+def test_padding_of_blocks(batch, num_rows, missing):
+    assert missing_rows(batch, num_rows) == 0
+    with Kernels(("matmul",)).tracing():
+        assert missing_rows(batch, num_rows) == missing
