@@ -87,9 +87,8 @@ class JetSpecPP:
             raise ValueError(f"num_drafts={self.num_drafts}, bidirectional draft of {self.config.block_rows} rows")
         self.predictor = as_predictor(adapter, self.config, self.drafting.draft_weights)
         if self.drafting.needs_predictor and self.predictor is None:
-            raise ValueError(
-                f"{self.drafting.refine.name} with num_outcomes={self.drafting.num_outcomes} needs an adapter"
-            )
+            name, num_outcomes = self.drafting.refine.name, self.drafting.num_outcomes
+            raise ValueError(f"{name} with num_outcomes={num_outcomes} needs an adapter")
         # What nobody reads need not catch up, which would cost another draft.
         self._predictor = self.predictor if self.drafting.needs_predictor else None
         if self.drafting.outcome_rule == "calibrated" and calibration is None:
@@ -164,9 +163,8 @@ class JetSpecPP:
         """Takes in rows the target has processed."""
         rows.check_taps(self.config.num_taps, self.config.shape.hidden_size)
         context = self.draft_of(leaves).extend(state.context.with_length(rows.start), rows.taps)
-        predictor = state.predictor
-        if self._predictor is not None:
-            predictor = self._predictor.observe(self.predictor_leaves(leaves), decoder, predictor, rows)
+        known = (self.predictor_leaves(leaves), decoder, state.predictor, rows)
+        predictor = () if self._predictor is None else self._predictor.observe(*known)
         return DraftCaches(context.commit(rows.num_kept), predictor)
 
     def foresee(
@@ -254,10 +252,9 @@ class JetSpecPP:
     def _propose(
         self, leaves, decoder: Decoder, caches: DraftCaches, view: DraftView, refine: RefineConfig
     ) -> Proposal:
-        if (self.config.mask_token_id or 0) >= decoder.config.vocab_size:
-            raise ValueError(
-                f"mask_token_id={self.config.mask_token_id}, but the target has {decoder.config.vocab_size} ids"
-            )
+        mask_id, vocab_size = self.config.mask_token_id, decoder.config.vocab_size
+        if (mask_id or 0) >= vocab_size:
+            raise ValueError(f"mask_token_id={mask_id}, but the target has {vocab_size} ids")
         anchor = jnp.take_along_axis(view.tokens, view.length[:, None] - 1, axis=1)
         start = view.length[:, None] - 1
         noise = noise_tokens(view.params.key, view.tokens, anchor, start, self._num_rows)
@@ -271,9 +268,8 @@ class JetSpecPP:
         predictor, known = self._predictor, (self.predictor_leaves(leaves), decoder, caches.predictor)
         # A predictor with logits of its own does not leave them to the head.
         has_hidden = predictor is not None and getattr(type(predictor), "predict", None) is AdapterPredictor.predict
-        evidence = Evidence.of_window(
-            params, spec, base, window, decoder.config.vocab_size, couple_noise=self.drafting.couple_noise
-        )
+        options = {"couple_noise": self.drafting.couple_noise}
+        evidence = Evidence.of_window(params, spec, base, window, decoder.config.vocab_size, **options)
         return self.side_type(
             draft=self.draft_of(leaves),
             context=caches.context,
