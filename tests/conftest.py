@@ -9,7 +9,7 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_p
 
 # Threads of XLA's CPU client. The Mosaic GPU interpreter runs each warpgroup as a program that may wait for another one
 # in a callback; with one thread a core they can wait for each other for ever on two cores.
-os.environ["NPROC"] = "8"
+os.environ["NPROC"] = "32"
 
 import jax
 import pytest
