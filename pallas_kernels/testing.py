@@ -8,6 +8,8 @@ import jax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import AbstractDevice, AbstractMesh
 
+from pallas_kernels.fragments import emulated
+
 # Streaming multiprocessors of the GPUs that kernels are lowered for.
 NUM_CORES = {"NVIDIA H200": 132, "NVIDIA GB200": 148}
 
@@ -15,7 +17,8 @@ NUM_CORES = {"NVIDIA H200": 132, "NVIDIA GB200": 148}
 @contextmanager
 def interpreted(device_kind: str = "NVIDIA H200") -> Iterator[None]:
     """Runs Mosaic GPU kernels on the CPU as if on this GPU; a data race is an error."""
-    with _on(device_kind), plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
+    races = plgpu.InterpretGPUParams(detect_races=True)
+    with _on(device_kind), emulated(), plgpu.force_gpu_interpret_mode(races):
         yield
 
 

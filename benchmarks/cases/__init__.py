@@ -11,6 +11,7 @@ _MODULES = {
     "residual_norm": residual_norm,
     "swiglu": swiglu,
     "matmul": matmul,
+    "int8_matmul": matmul,
     "head_draw": head_draw,
 }
 
@@ -24,6 +25,8 @@ def cases_of(op: str, *, context_len: int) -> Iterator[Case]:
     """
     module = _MODULES[op]
     for name, shape in module.SHAPES.items():
+        if module is matmul and (op == "int8_matmul") != (shape.weight_dtype == "int8"):
+            continue
         yield module.case(name, shape, context_len) if op == "attention" else module.case(name, shape)
 
 

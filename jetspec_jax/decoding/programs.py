@@ -25,7 +25,7 @@ from jetspec_jax.drafters.protocol import Drafter, DraftView
 from jetspec_jax.models.decoder import Decoder
 from jetspec_jax.models.functional import Leaves, ModuleDef, place, split
 from jetspec_jax.models.target import Target
-from jetspec_jax.ops.kernels import ROW_MULTIPLE, Kernels
+from jetspec_jax.ops.kernels import ROW_MULTIPLE, Kernels, pads_rows
 
 # Longest piece of a prompt that one call processes; longer prompts take several calls of one executable.
 PREFILL_CHUNK = 512
@@ -107,7 +107,7 @@ class Programs:
     @property
     def padding_rows(self) -> int:
         """Slots that a block may reach beyond its own rows, because kernels take rows in multiples."""
-        return ROW_MULTIPLE - 1 if any("matmul" in kernels.ops for kernels in self.executables.kernels.values()) else 0
+        return ROW_MULTIPLE - 1 if any(map(pads_rows, self.executables.kernels.values())) else 0
 
     def set_draft_leaves(self, leaves: Leaves) -> None:
         """Gives the drafter other arrays of the same shapes, say newly trained weights; nothing is recompiled.

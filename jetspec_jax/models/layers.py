@@ -5,6 +5,8 @@ the config. Modules are nnx: structure and initialisation. They hold no state; i
 `jax.jit` on merged leaves (`models/functional.py`).
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -13,8 +15,8 @@ from jaxtyping import Array, Float
 
 from jetspec_jax.config import RopeConfig, TransformerShape
 from jetspec_jax.models.cache import KVCache
-from jetspec_jax.ops.kernels import choose, wants
-from jetspec_jax.ops.linear import add_norm, gated_linear, linear, linear_from
+from jetspec_jax.ops.kernels import choose
+from jetspec_jax.ops.linear import add_norm, gated_linear, linear, linear_from, takes_norm
 from jetspec_jax.ops.norm_rope import apply_rope, rms_norm
 from jetspec_jax.ops.project import Weight
 
@@ -188,7 +190,7 @@ class DecoderLayer(nnx.Module):
 
     def finish(self, x: Float[Array, "B T D"], heads: Float[Array, "B T N H"]) -> Float[Array, "B T D"]:
         """Adds the attention output and the MLP to the residual stream."""
-        if wants("matmul"):  # whose kernels add and normalise on the way
+        if takes_norm(self.mlp.gate_up.weight[...], math.prod(x.shape[:-1])):
             return self.mlp(self.attention.output(heads, residual=x), self.mlp_norm)
         x, h = add_norm(x, self.attention.output(heads), self.mlp_norm.arguments)
         return self.mlp.of_normalised(h, residual=x)

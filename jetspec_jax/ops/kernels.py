@@ -8,9 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-OPS = ("attention", "qk_norm_rope", "residual_norm", "swiglu", "matmul", "head_draw")
-# What is faster than XLA's form, by measurement (`benchmarks/kernels.py`, docs/results.md); nothing is until measured.
-MEASURED: dict[str, tuple[str, ...]] = {}
+OPS = ("attention", "qk_norm_rope", "residual_norm", "swiglu", "matmul", "int8_matmul", "head_draw")
+# What is faster than XLA's form in whole programs, by measurement (docs/lab-notes.md, 2026-11-30). Products with bf16
+# weights (`matmul`) are as fast as XLA's and take longer to compile.
+MEASURED: dict[str, tuple[str, ...]] = {
+    "NVIDIA H200": ("attention", "qk_norm_rope", "residual_norm", "swiglu", "int8_matmul", "head_draw")
+}
+# Operations that like their rows in multiples of 8.
+_IN_ROWS = ("attention", "matmul", "int8_matmul")
 
 _tracing: ContextVar["Kernels | None"] = ContextVar("kernels", default=None)
 
@@ -60,23 +65,41 @@ class Kernels:
             _tracing.reset(token)
 
 
+def pads_rows(kernels: Kernels) -> bool:
+    """Whether programs with these kernels may pad their rows (`missing_rows`)."""
+    return not kernels.ops.isdisjoint(_IN_ROWS)
+
+
 def wants(op: str) -> bool:
     """Whether programs that are being traced ask for this kernel."""
     kernels = _tracing.get()
     return kernels is not None and op in kernels.ops
 
 
-# Matrix kernels take up to so many rows as they are, above that a multiple of it, and at most `MAX_ROWS`.
+# Matrix kernels take a multiple of so many rows, and at most `MAX_ROWS`; fewer are as fast without them.
 ROW_MULTIPLE, MAX_ROWS = 8, 128
+# Up to so many rows a product normalises them on the way; in more the same work is done by too many blocks.
+MAX_NORM_ROWS = 32
+
+
+def multiplies(op: str, num_rows: int) -> bool:
+    """Whether products of so many rows are asked for as kernels; `op` is the one for their weight."""
+    return wants(op) and ROW_MULTIPLE < num_rows <= MAX_ROWS
+
+
+def normalises(op: str, num_rows: int) -> bool:
+    """Whether such a product takes its rows as they are, the norm before it and the residual after it included."""
+    return multiplies(op, num_rows) and num_rows <= MAX_NORM_ROWS
 
 
 def missing_rows(batch: int, num_rows: int) -> int:
-    """Rows of padding per request that spare the matrix kernels a copy of their input each; 0 where they do not help.
+    """Rows of padding per request that spare the matrix kernels a copy of their input each, and let attention load rows
+    in eights; 0 where they do not help.
 
     Example: one request, 17 rows -> 7; 1 row -> 0; 8 requests, 17 rows -> 0 (192 rows are too many for the kernels).
     """
     missing = -num_rows % ROW_MULTIPLE
-    if not wants("matmul") or batch * num_rows <= ROW_MULTIPLE or batch * (num_rows + missing) > MAX_ROWS:
+    if not any(map(wants, _IN_ROWS)) or batch * num_rows <= ROW_MULTIPLE or batch * (num_rows + missing) > MAX_ROWS:
         return 0
     return missing
 

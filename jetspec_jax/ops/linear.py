@@ -4,12 +4,14 @@ The XLA forms are the plain compositions; on GPU one kernel reads the weight onc
 are imported where they are taken: whoever has no GPU need not load them.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jetspec_jax.ops.kernels import choose
+from jetspec_jax.ops.kernels import ROW_MULTIPLE, choose, normalises
 from jetspec_jax.ops.norm_rope import rms_norm
 from jetspec_jax.ops.project import Weight, project, project_from
 from jetspec_jax.ops.quantized_weight import QuantizedWeight
@@ -39,7 +41,7 @@ def linear(
         y = y if bias is None else y + jnp.expand_dims(bias, range(y.ndim - 1))
         return y if residual is None else residual + y
 
-    return choose("matmul", kernel, otherwise)
+    return choose(_op(weight), kernel, otherwise)
 
 
 def linear_from(
@@ -51,7 +53,7 @@ def linear_from(
         y = project_from(x, weight, start)
         return y if bias is None else y + jnp.expand_dims(bias[start:], range(y.ndim - 1))
 
-    return choose("matmul", lambda: _skinny(x, weight[start:], bias), otherwise)
+    return choose(_op(weight), lambda: _skinny(x, weight[start:], bias), otherwise)
 
 
 def gated_linear(
@@ -69,7 +71,12 @@ def gated_linear(
     def otherwise():
         return silu_gate(linear(x, weight, bias, norm=norm))
 
-    return choose("matmul", kernel, otherwise)
+    return choose(_op(weight), kernel, otherwise)
+
+
+def takes_norm(weight: Weight, num_rows: int) -> bool:
+    """Whether a product with this weight normalises its rows, and adds the residual, on the way."""
+    return normalises(_op(weight), num_rows)
 
 
 def add_norm(
@@ -105,18 +112,29 @@ def silu_gate(gate_up: Float[Array, "*rows twice"]) -> Float[Array, "*rows F"]:
     return choose("swiglu", kernel, otherwise)
 
 
-def _skinny(x, weight: Weight, bias, **options):
+def _op(weight: Weight) -> str:
+    return "int8_matmul" if isinstance(weight, QuantizedWeight) else "matmul"
+
+
+def _skinny(x, weight: Weight, bias, norm=None, **options):
     """The kernel on flat rows."""
     if weight.ndim != 2:
         raise NotImplementedError(f"the kernel reads weights [O, I], got {list(weight.shape)}")
+    num_rows = math.prod(x.shape[:-1])
+    if num_rows <= ROW_MULTIPLE:  # H200, Qwen3-8B, one row: 96 us a layer, 113 with the kernel
+        raise NotImplementedError(f"products of up to {ROW_MULTIPLE} rows are XLA's, got {num_rows}")
     from pallas_kernels.skinny_matmul import skinny_matmul
 
     if bias is not None:
         raise NotImplementedError("the kernel has no bias")
+    if norm is not None and not takes_norm(weight, num_rows):
+        x, norm = rms_norm(x, *norm), None
     scale = None
     if isinstance(weight, QuantizedWeight):
+        if not weight.is_reordered:
+            raise NotImplementedError(f"the kernel reads inputs in groups of 16, got {list(weight.shape)}")
         weight, scale = weight.values, weight.scale
     if options.get("residual") is not None:
         options["residual"] = options["residual"].reshape(-1, options["residual"].shape[-1])
-    y = skinny_matmul(x.reshape(-1, x.shape[-1]), weight, scale=scale, **options)
+    y = skinny_matmul(x.reshape(-1, x.shape[-1]), weight, scale=scale, norm=norm, **options)
     return y.reshape(*x.shape[:-1], -1)

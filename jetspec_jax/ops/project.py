@@ -28,7 +28,9 @@ def project(x: Float[Array, "*rows I"], weight: Weight, out_dtype: DTypeLike | N
     if isinstance(weight, QuantizedWeight):
         # The integers are exact in bf16; the scale, one an output, comes after the sum.
         values = weight.values.astype(x.dtype)
-        y = jnp.einsum("...i,oi->...o", x, values, precision=HIGHEST, preferred_element_type=jnp.float32)
+        y = jnp.einsum(
+            "...i,oi->...o", weight.in_order(x), values, precision=HIGHEST, preferred_element_type=jnp.float32
+        )
         return (y * jnp.expand_dims(weight.scale, range(y.ndim - 1))).astype(out_dtype)
     if weight.ndim == 2:
         return jnp.einsum("...i,oi->...o", x, weight, precision=HIGHEST, preferred_element_type=out_dtype)
@@ -44,7 +46,7 @@ def project(x: Float[Array, "*rows I"], weight: Weight, out_dtype: DTypeLike | N
 def take_rows(table: Weight, ids: Int[Array, "*rows"]) -> Float[Array, "*rows I"]:
     """Rows of a weight, that is embeddings; ids outside the table take the nearest row (never used for text)."""
     if isinstance(table, QuantizedWeight):
-        rows = jnp.take(table.values, ids, axis=0, mode="clip").astype(jnp.float32)
+        rows = table.in_natural_order(jnp.take(table.values, ids, axis=0, mode="clip")).astype(jnp.float32)
         return (rows * jnp.take(table.scale, ids, axis=0, mode="clip")[..., None]).astype(table.dtype)
     if table.ndim == 2:
         return jnp.take(table, ids, axis=0, mode="clip")

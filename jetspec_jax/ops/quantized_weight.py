@@ -9,7 +9,9 @@ from types import EllipsisType
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int8
+from jaxtyping import Array, Float, Int8, Shaped
+
+from pallas_kernels.fragment_order import GROUP, fragment_order, natural_order
 
 _MOST = 127
 
@@ -20,7 +22,8 @@ class QuantizedWeight:
     """`w = scale * values`, symmetric, row by row; no element is off by more than half its row's scale.
 
     Attributes:
-        values: [O, I].
+        values: [O, I], the inputs in the order in which GPU kernels read them (`pallas_kernels/fragment_order.py`) if
+            they divide into its groups, else in their own.
         scale: [O], fp32; the largest magnitude of a row over 127.
         dtype: of the weight it stands for, and of what is looked up in it.
     """
@@ -36,7 +39,21 @@ class QuantizedWeight:
         largest = jnp.max(jnp.abs(wide), axis=1)
         scale = jnp.where(largest > 0, jnp.maximum(largest / _MOST, jnp.finfo(jnp.float32).tiny), 1.0)
         values = jnp.clip(jnp.round(wide / scale[:, None]), -_MOST, _MOST).astype(jnp.int8)
+        values = fragment_order(values) if values.shape[1] % GROUP == 0 else values
         return cls(values, scale, jnp.dtype(weight.dtype))
+
+    @property
+    def is_reordered(self) -> bool:
+        """Whether the inputs are in fragment order."""
+        return self.values.shape[1] % GROUP == 0
+
+    def in_order(self, x: Shaped[Array, "*rows I"]) -> Shaped[Array, "*rows I"]:
+        """Activations with their inputs in the order of `values`."""
+        return fragment_order(x) if self.is_reordered else x
+
+    def in_natural_order(self, rows: Shaped[Array, "*rows I"]) -> Shaped[Array, "*rows I"]:
+        """Rows of `values` with their inputs as they were."""
+        return natural_order(rows) if self.is_reordered else rows
 
     @property
     def ndim(self) -> int:

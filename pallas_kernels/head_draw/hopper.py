@@ -27,6 +27,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int, Int8, UInt32
 
+from pallas_kernels.fragments import load_fragments
 from pallas_kernels.head_draw.config import HeadDrawConfig, default_config, padded
 from pallas_kernels.head_draw.noise import check_jax_noise, gumbel
 from pallas_kernels.head_draw.result import HeadDraw
@@ -67,7 +68,7 @@ def head_draw(
 
     Args:
         hidden: bf16, normalised states.
-        head: bf16, or int8 with a scale.
+        head: bf16, or int8 in fragment order with a scale.
         scale: fp32, multiplies all logits of an entry.
         noise_keys: key data of each row's noise, the position folded in; needs a temperature. None draws no noise.
         temperature: fp32, divides the logits; a row of 0 is greedy: neither divided nor noised. None: all are.
@@ -131,17 +132,15 @@ def _merge(
     target: Float[Array, "tiles T"] | None,
     vocab_size: int,
 ) -> HeadDraw:
-    """Of all tiles' maxima the largest, at its first index; sums of exponentials brought to it. One pass."""
+    """Of all tiles' maxima the largest, at its first index; sums of exponentials brought to it.
 
-    def better(a, b):
-        top = jnp.maximum(a[0], b[0])  # NaN if either is
-        # Equal infinities have no difference.
-        total = sum(jnp.where(x[0] == top, x[1], x[1] * jnp.exp(x[0] - top)) for x in (a, b))
-        first = jnp.minimum(*(jnp.where(x[0] == top, x[2], vocab_size - 1) for x in (a, b)))
-        return top, total, first
-
-    nothing = jnp.float32(-jnp.inf), jnp.float32(0), jnp.int32(vocab_size - 1)
-    score, total, tokens = jax.lax.reduce((top, total, first), nothing, better, (0,))
+    Plain reductions: of one that carries all three values XLA makes a kernel of 45 us for 64 rows (H200).
+    """
+    score = jnp.max(top, axis=0)  # NaN if one is
+    is_top = top == score[None, :]
+    # Equal infinities have no difference.
+    total = jnp.sum(jnp.where(is_top, total, total * jnp.exp(top - score[None, :])), axis=0)
+    tokens = jnp.min(jnp.where(is_top, first, vocab_size - 1), axis=0)
     return HeadDraw(tokens, score, score + jnp.log(total), None if target is None else jnp.max(target, axis=0))
 
 
@@ -205,7 +204,7 @@ def _logits_of_tile(hidden, head, start, config: HeadDrawConfig):
     def stream(accumulator):
         def step(_, head_tile, hidden_tile):
             if is_quantised:
-                plgpu.wgmma(accumulator, head_tile[...].astype(jnp.bfloat16), hidden_tile.T)
+                plgpu.wgmma(accumulator, load_fragments(head_tile), hidden_tile.T)
                 plgpu.wgmma_wait(0)
             else:
                 plgpu.wgmma(accumulator, head_tile, hidden_tile.T)

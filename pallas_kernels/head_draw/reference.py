@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Int8, UInt32
 
+from pallas_kernels.fragment_order import natural_order
 from pallas_kernels.head_draw.result import HeadDraw
 
 
@@ -18,6 +19,7 @@ def head_draw(
     noise_in_logsumexp: bool = False,
 ) -> HeadDraw:
     """Draws a token for each row; see `hopper.head_draw` for the arguments."""
+    head = natural_order(head) if head.dtype == jnp.int8 else head
     logits = jnp.einsum("td,vd->tv", hidden, head.astype(hidden.dtype), preferred_element_type=jnp.float32)
     if scale is not None:
         logits = logits * scale[None, :]

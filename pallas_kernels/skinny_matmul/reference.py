@@ -5,6 +5,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int8
 
+from pallas_kernels.fragment_order import natural_order
+
 
 def skinny_matmul(
     x: Float[Array, "T I"],
@@ -19,6 +21,7 @@ def skinny_matmul(
     """`residual + act((norm(x) W^T) * scale)`, accumulated in fp32 and rounded once, at the end.
 
     Args:
+        weight: int8 in fragment order.
         scale: of each output, for an int8 weight.
         norm: scale and epsilon of an RMSNorm of the rows of x, rounded to the dtype of x before the product.
         residual: added last.
@@ -31,6 +34,7 @@ def skinny_matmul(
         wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
         x = wide.astype(x.dtype) * norm_scale[None, :].astype(x.dtype)
     highest = jax.lax.Precision.HIGHEST
+    weight = natural_order(weight) if weight.dtype == jnp.int8 else weight
     y = jnp.einsum("ti,oi->to", x, weight.astype(x.dtype), precision=highest, preferred_element_type=jnp.float32)
     if scale is not None:
         y = y * scale[None, :].astype(jnp.float32)

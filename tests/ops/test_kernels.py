@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from jetspec_jax.ops.kernels import MEASURED, OPS, Kernels, choose, missing_rows, wants
+from jetspec_jax.ops.kernels import MEASURED, OPS, Kernels, choose, missing_rows, multiplies, normalises, wants
 
 
 def refuse():
@@ -92,3 +92,14 @@ def test_padding_of_blocks(batch, num_rows, missing):
     assert missing_rows(batch, num_rows) == 0
     with Kernels(("matmul",)).tracing():
         assert missing_rows(batch, num_rows) == missing
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "is_product", "with_norm"),
+    [(1, False, False), (8, False, False), (9, True, True), (32, True, True), (33, True, False), (129, False, False)],
+)
+def test_which_rows_the_matrix_kernels_take(num_rows, is_product, with_norm):
+    assert not multiplies("int8_matmul", num_rows)
+    with Kernels(("int8_matmul",)).tracing():
+        assert (multiplies("int8_matmul", num_rows), normalises("int8_matmul", num_rows)) == (is_product, with_norm)
+        assert not multiplies("matmul", num_rows)

@@ -7,16 +7,26 @@ from jetspec_jax.checkpoints.quantized import quantize_rows
 from jetspec_jax.ops.project import project, project_from, take_rows
 from jetspec_jax.ops.quantized_weight import QuantizedWeight
 
+# Inputs of a group of 16 as they are stored.
+ORDER = [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]
 
-@pytest.fixture
-def weight() -> np.ndarray:
-    weight = np.random.default_rng(0).standard_normal((6, 16)).astype(np.float32)
+
+@pytest.fixture(params=[32, 24], ids=["in groups of 16", "in no groups"])
+def weight(request) -> np.ndarray:
+    weight = np.random.default_rng(0).standard_normal((6, request.param)).astype(np.float32)
     weight[2] = 0
     return weight * np.array([1, 1e-3, 1, 50, 1, 1], np.float32)[:, None]
 
 
+def natural(values: np.ndarray) -> np.ndarray:
+    """Stored values with their inputs in order."""
+    if values.shape[1] % 16:
+        return values
+    return values.reshape(len(values), -1, 16)[:, :, np.argsort(ORDER)].reshape(values.shape)
+
+
 def dense(weight: QuantizedWeight) -> np.ndarray:
-    return np.asarray(weight.values, np.float32) * np.asarray(weight.scale)[:, None]
+    return natural(np.asarray(weight.values, np.float32)) * np.asarray(weight.scale)[:, None]
 
 
 def test_no_element_is_off_by_more_than_half_its_rows_scale(weight):
@@ -31,16 +41,16 @@ def test_it_is_the_form_that_drafters_are_stored_in(weight):
     """So quantising weights that were read from an int8 file changes nothing."""
     values, scale = quantize_rows(weight)
     quantized = QuantizedWeight.of(jnp.asarray(weight))
-    np.testing.assert_array_equal(quantized.values, values)
+    np.testing.assert_array_equal(natural(np.asarray(quantized.values)), values)
     np.testing.assert_allclose(quantized.scale, scale, rtol=2**-22)  # XLA divides to one ulp
     again = QuantizedWeight.of(jnp.asarray(dense(quantized)))
-    np.testing.assert_array_equal(again.values, values)
+    np.testing.assert_array_equal(again.values, quantized.values)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_projection_is_that_of_the_dense_weight(weight, dtype):
     quantized = QuantizedWeight.of(jnp.asarray(weight, dtype))
-    x = jnp.asarray(np.random.default_rng(1).standard_normal((2, 3, 16)), dtype)
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((2, 3, weight.shape[1])), dtype)
     y = project(x, quantized, out_dtype=jnp.float32)
     expected = np.asarray(x, np.float32) @ dense(quantized).T
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)

@@ -105,21 +105,22 @@ def test_tokens_of_verified_rows(target, temperature):
         drawn = draw_states(definition.merge(leaves), x, prefix, params, spec)
         return drawn.tokens, drawn.finite
 
-    x = 3 * jax.random.normal(jax.random.key(0), (1, 4, 128), jnp.bfloat16)
+    x = 3 * jax.random.normal(jax.random.key(0), (1, 9, 128), jnp.bfloat16)  # fewer than 9 rows are XLA's
     x = x.at[0, 2].set(jnp.nan)
-    prefix = Prefix(jnp.zeros((1, 16), jnp.int32), jnp.arange(5, 9, dtype=jnp.int32)[None], jnp.array([3], jnp.int32))
+    positions = jnp.arange(5, 14, dtype=jnp.int32)[None]
+    prefix = Prefix(jnp.zeros((1, 16), jnp.int32), positions, jnp.array([3], jnp.int32))
     kernels = Kernels(("head_draw",))
     tokens, finite = run(kernels, program, leaves, x, prefix, params)
     expected, _ = run(Kernels(), program, leaves, x, prefix, params)
     assert kernels.refused == {}
-    assert finite.tolist() == [[True, True, False, True]]
+    assert finite.tolist() == [[True, True, False, *[True] * 6]]
     assert tokens[finite].tolist() == expected[finite].tolist()
 
 
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_tokens_of_refined_blocks(target, temperature):
     """Draft passes and a refresh, greedy and with the position's noise."""
-    drafting = DraftingConfig(num_drafts=3, num_outcomes=0)
+    drafting = DraftingConfig(num_drafts=9, num_outcomes=0)
     drafter = JetSpecPP.random(target.config, dtype=jnp.bfloat16, drafting=drafting)
     leaves, decoder = drafter.place(jax.devices()[0]), target.decoder()
     definition, decoder_leaves = split(decoder)

@@ -97,7 +97,13 @@ def test_reference_is_the_formula(product):
     if product.has_norm:
         scale, eps = fused["norm"]
         wide = wide / np.sqrt((wide**2).mean(axis=1, keepdims=True) + eps) * np.asarray(scale, np.float64)
-    y = wide @ np.asarray(weight, np.float64).T
+    if product.weight_dtype == "int8":  # stored in fragment order: 0, 1, 8, 9, 2, 3, 10, 11, ... of each 16 inputs
+        place = np.argsort([0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15])
+        groups = np.asarray(weight).reshape(product.num_outputs, -1, 16)
+        weight_of = groups[:, :, place].reshape(product.num_outputs, -1)
+    else:
+        weight_of = weight
+    y = wide @ np.asarray(weight_of, np.float64).T
     if product.has_scale:
         y = y * np.asarray(fused["scale"], np.float64)
     if product.is_swiglu:
