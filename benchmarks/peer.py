@@ -10,12 +10,14 @@ The last line is JSON; what does not compile is null there, with the reason unde
 """
 
 import argparse
+import fcntl
 import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 CAPACITY, CALLS = 2048, 10
 
@@ -58,6 +60,8 @@ class Peer:
         context_len: tokens in the cache before the rows that are timed.
     """
 
+    turn: TextIO | None = None  # a lock of those who use the device; `turn.py` without JAX
+
     def __init__(self, shape: str, context_len: int):
         import torch
         from transformers import AutoModelForCausalLM, Qwen3Config, StaticCache
@@ -85,15 +89,19 @@ class Peer:
         step: Callable = torch.compile(self.step, **mode) if is_compiled else self.step
         ids = self.tokens[:, :num_rows].clone()
         times = []
-        for _ in range(repeats + 1):  # the first one compiles and captures
+        for index in range(repeats + 1):  # the first one compiles and captures
             self._rewind()
             self._wait()
+            if index == 1 and self.turn is not None:
+                fcntl.flock(self.turn, fcntl.LOCK_EX)
             began = time.perf_counter()
             for _ in range(CALLS):
                 torch.compiler.cudagraph_mark_step_begin()
                 step(ids)
             self._wait()
             times.append(1e3 * (time.perf_counter() - began) / CALLS)
+        if self.turn is not None:
+            fcntl.flock(self.turn, fcntl.LOCK_UN)
         return statistics.median(times[1:])
 
     def _rewind(self) -> None:
@@ -108,12 +116,13 @@ class Peer:
             torch.cuda.synchronize()
 
 
-def measure(shape: str, rows: Sequence[int], context_len: int, repeats: int) -> dict[str, Any]:
-    """The record, as JSON types."""
+def measure(shape: str, rows: Sequence[int], context_len: int, repeats: int, turn: TextIO | None) -> dict[str, Any]:
+    """The record, as JSON types; what is timed is timed while this process holds the lock `turn`."""
     import torch
 
     torch.set_grad_enabled(False)
     peer = Peer(shape, context_len)
+    peer.turn = turn
     record: dict[str, Any] = {name: version(name) for name in ("transformers", "torch")}
     record |= {"device": torch.cuda.get_device_name() if peer.device == "cuda" else "cpu", "shape": shape}
     record |= {"context": context_len, "repeats": repeats, "eager": {}, "compiled": {}, "compile_errors": {}}
@@ -135,11 +144,13 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=1024, help="tokens in the cache")
     parser.add_argument("--rows", default="1,17", help="rows of a forward, with commas")
     parser.add_argument("--repeats", type=int, default=31)
+    parser.add_argument("--turn", type=Path, default=None, help="lock file shared with others who use the device")
     args = parser.parse_args()
     rows = [int(part) for part in args.rows.split(",")]
     if args.context + CALLS * max(rows) > CAPACITY:
         parser.error(f"{CALLS} calls of {max(rows)} rows after {args.context} tokens do not fit {CAPACITY} slots")
-    print(json.dumps(measure(args.shape, rows, args.context, args.repeats)), flush=True)
+    turn = None if args.turn is None else args.turn.open("w")
+    print(json.dumps(measure(args.shape, rows, args.context, args.repeats, turn)), flush=True)
 
 
 if __name__ == "__main__":

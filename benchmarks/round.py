@@ -31,6 +31,7 @@ from benchmarks.parts import Parts
 from benchmarks.replay import replaying
 from benchmarks.shapes import SHAPES
 from benchmarks.timing import read_bandwidth
+from benchmarks.turn import Turn
 from jetspec_jax.config import adapter_config_for, draft_config_for
 from jetspec_jax.drafters import PLAIN_PASS, JetSpecPP
 from jetspec_jax.drafting_config import DraftingConfig, RefineConfig
@@ -47,10 +48,16 @@ def say(**record) -> None:
     print(json.dumps(record), flush=True)
 
 
+STEPS = ("parts", "ar", "rounds", "foresight")
+PASSES = ("draft", "adapter", "decoder")
+HEADLINE = "J1-R1/B4"
+HOST_TOKENS = 60  # of a run that compiles, and of one that times the host
+
+
 class Bench:
     """The models of one run, and what has been measured."""
 
-    def __init__(self, args: argparse.Namespace):
+    def __init__(self, args: argparse.Namespace, turn: Turn):
         self.args = args
         config = SHAPES[args.shape]()
         dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
@@ -64,6 +71,7 @@ class Bench:
         self.base = LanguageModel(target, drafter=None, kernels=kernels)
         rng = np.random.default_rng(0)
         self.prompt = rng.integers(0, config.vocab_size, args.context).tolist()
+        turn.take()  # models are made side by side
         self.bandwidth = read_bandwidth(self.device, args.bandwidth_bytes, args.repeats)
         self.record = {**environment(self.base), "shape": args.shape, "context": args.context}
         self.record |= {"num_drafts": args.num_drafts, "simulated_accept_len": args.simulate_accept_len}
@@ -91,18 +99,29 @@ class Bench:
         """Keeps and prints a part."""
         self.record["parts"][name] = part.to_dict(self.bandwidth)
         say(part=name, **self.record["parts"][name])
+        self.save()
+
+    def save(self) -> None:
+        """Writes what there is: a run that is stopped keeps it."""
+        if self.args.out is not None:
+            written = self.args.out.with_suffix(".part")
+            written.write_text(json.dumps(self.summary(), indent=1) + "\n")
+            written.replace(self.args.out)
 
     def measure_parts(self) -> None:
-        """AR step, verification, and the passes of the draft side."""
+        """Verification, AR step, and the passes of the draft side; what is compared most comes first."""
         drafter = JetSpecPP(self.draft, self.adapter, drafting=self.drafting("J1-R1/B4"))
         parts = self.parts(self.base.with_drafter(drafter, draft_device=self.draft_device))
-        for rows in (1, self.args.num_drafts, self.args.num_drafts + 1):
+        for rows in (self.args.num_drafts + 1, 1):
             self.note(f"verify {rows}", parts.verification(rows))
         self.note_refused(parts.model)
-        for blocks in (1, 4, 8):
+        for blocks in map(int, self.args.blocks.split(",")):
             self.note(f"draft x{blocks}", parts.draft_pass(blocks))
             self.note(f"adapter x{blocks}", parts.adapter_pass(blocks))
             self.note(f"decoder x{blocks}", parts.decoder_pass(blocks))
+
+    def measure_foresight(self) -> None:
+        """Everything the draft side does in a round, for each configuration."""
         for name in self.args.configs.split(","):
             drafter = JetSpecPP(self.draft, self.adapter, drafting=self.drafting(name))
             model = self.base.with_drafter(drafter, draft_device=self.draft_device)
@@ -116,15 +135,23 @@ class Bench:
         output = self.base.with_drafter(drafter).generate(self.prompt, max_new_tokens=num_tokens, ignore_eos=True)
         return self.prompt + output.token_ids
 
-    def measure_rounds(self) -> None:
-        """Plain decoding and every configuration, over the same text."""
-        text = self.text()
-        options = SamplingParams(max_new_tokens=len(text) - len(self.prompt), ignore_eos=True)
+    def measure_ar(self) -> None:
+        """Plain decoding."""
+        options = SamplingParams(max_new_tokens=self.args.ar_tokens, ignore_eos=True)
         self.record["ar_tokens_per_s"] = self._round_ms(self.base, options)[1].tokens_per_s
         say(ar_tokens_per_s=self.record["ar_tokens_per_s"])
-        drivers = {"round_ms": self.draft_device} if self.device != self.draft_device else {}
+        self.save()
+
+    def measure_rounds(self) -> None:
+        """Rounds of every configuration over the same text: pipelined ones on two devices, fused ones on one."""
+        text = self.text()
+        options = SamplingParams(max_new_tokens=len(text) - len(self.prompt), ignore_eos=True)
+        is_pipelined = self.device != self.draft_device
+        drivers = {"round_ms": self.draft_device} if is_pipelined else {}
+        if self.args.fused or not is_pipelined:
+            drivers["fused_ms"] = None
         for name in self.args.configs.split(","):
-            for key, draft_device in {**drivers, "fused_ms": None}.items():
+            for key, draft_device in drivers.items():
                 drafter = replaying(
                     self.draft, self.adapter, text, len(self.prompt), self.args.simulate_accept_len, self.drafting(name)
                 )
@@ -132,21 +159,23 @@ class Bench:
                 ms, stats, dispatch = self._round_ms(model, options)
                 self.record[key][name] = ms
                 say(config=name, driver=key, ms=ms, tau=stats.tau, hit_rate=stats.hit_rate, dispatch_ms=dispatch)
-                if key == "round_ms" or not drivers:
+                if key == "round_ms" or not is_pipelined:
                     self.record["tau"][name], self.record["hit_rate"][name] = stats.tau, stats.hit_rate
                     self.record["tokens_per_s"][name] = stats.tokens_per_s
                     self.record["host_ms"][name] = dispatch
+                self.save()
 
     def _round_ms(self, model: LanguageModel, options: SamplingParams):
         """Median time between rounds in mid-text, statistics, and how long each call keeps the host."""
-        model.generate(self.prompt, options)  # compiles
+        short = replace(options, max_new_tokens=min(options.max_new_tokens, HOST_TOKENS))
+        model.generate(self.prompt, short)  # compiles
         arrivals, output = [], None
         for chunk in model.stream(self.prompt, options):
             arrivals.append(time.perf_counter())
             output = chunk.output or output
         intervals = np.diff(arrivals)[2:-2]
         self.note_refused(model)
-        return 1e3 * statistics.median(intervals), output.stats, _dispatch_ms(model, self.prompt, options)
+        return 1e3 * statistics.median(intervals), output.stats, _dispatch_ms(model, self.prompt, short)
 
     def note_refused(self, model: LanguageModel) -> None:
         """Keeps which kernels were asked for and not taken, and why."""
@@ -157,17 +186,30 @@ class Bench:
 
     def summary(self) -> dict:
         """The record with the headline numbers under the names that are compared."""
-        record, parts = self.record, self.record["parts"]
-        verify = f"verify {self.args.num_drafts + 1}"
-        if parts:
-            record |= {"floor_ms": parts[verify]["floor_ms"], "ar_floor_ms": parts["verify 1"]["floor_ms"]}
-            record |= {"ar_ms": parts["verify 1"]["ms"], f"verify{self.args.num_drafts + 1}_ms": parts[verify]["ms"]}
-            record |= {f"{name}_ms": parts[f"{name} x4"]["ms"] for name in ("draft", "adapter", "decoder")}
-            record["exposed_ms"] = {name: ms - parts[verify]["ms"] for name, ms in record["round_ms"].items()}
-        if record["tokens_per_s"]:
-            record["tokens_per_s_replayed"] = max(record["tokens_per_s"].values())
+        record = dict(self.record)
+        return with_headlines(record, f"verify {self.args.num_drafts + 1}")
+
+
+def with_headlines(record: dict, verify: str) -> dict:
+    """A record with the numbers that are compared under names of their own, those that it has.
+
+    `tokens_per_s_replayed` is that of J1-R1 / B4 and `speedup_over_ar` its ratio to plain decoding.
+
+    Args:
+        verify: the part that is a round's verification.
+    """
+    parts, record = record["parts"], dict(record)
+    for key, name in (("verify", verify), ("ar", "verify 1"), *((name, f"{name} x4") for name in PASSES)):
+        if name in parts:
+            record[f"{verify.replace(' ', '') if key == 'verify' else key}_ms"] = parts[name]["ms"]
+    if verify in parts:
+        record["floor_ms"] = parts[verify]["floor_ms"]
+        record["exposed_ms"] = {name: ms - parts[verify]["ms"] for name, ms in record["round_ms"].items()}
+    if HEADLINE in record["tokens_per_s"]:
+        record["tokens_per_s_replayed"] = record["tokens_per_s"][HEADLINE]
+        if "ar_tokens_per_s" in record:
             record["speedup_over_ar"] = record["tokens_per_s_replayed"] / record["ar_tokens_per_s"]
-        return record
+    return record
 
 
 def _dispatch_ms(model: LanguageModel, prompt: list[int], options: SamplingParams) -> dict[str, float]:
@@ -205,30 +247,37 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-8b")
     parser.add_argument("--context", type=int, default=1024, help="tokens before the first round")
     parser.add_argument("--num-drafts", type=int, default=16)
-    parser.add_argument("--configs", default="J0/B4,J1-R1/B1,J1-R1/B4,J1-R1/B8,J3-R3/B1,J3-R3/B4")
+    parser.add_argument("--configs", default="J1-R1/B4,J1-R1/B8,J3-R3/B4,J0/B4,J1-R1/B1,J3-R3/B1")
+    parser.add_argument("--blocks", default="4,1,8", help="blocks of the passes of the draft side")
     parser.add_argument("--draft-weights", choices=("given", "int8"), default="int8")
     parser.add_argument("--kernels", default="auto", help="auto, all, none, or names with commas")
     parser.add_argument("--simulate-accept-len", type=float, default=8.94)
     parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--ar-tokens", type=int, default=256, help="tokens of plain decoding")
+    parser.add_argument("--fused", action="store_true", help="also fused rounds where there are two devices")
     parser.add_argument("--repeats", type=int, default=31)
     parser.add_argument("--bandwidth-bytes", type=int, default=2**32)
-    parser.add_argument("--only", choices=("parts", "rounds"), default=None)
+    parser.add_argument("--only", default=None, help=f"some of {','.join(STEPS)}")
+    parser.add_argument("--turn", type=Path, default=None, help="lock file shared with others who use the devices")
     parser.add_argument("--peer", action="store_true")
     parser.add_argument("--peer-python", default=sys.executable, help="an interpreter with torch and transformers")
     parser.add_argument("--peer-seconds", type=int, default=240)
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
+    chosen = STEPS if args.only is None else args.only.split(",")
+    if unknown := sorted(set(chosen) - set(STEPS)):
+        parser.error(f"unknown {unknown}; there are {list(STEPS)}")
     warnings.simplefilter("ignore", LowAcceptanceWarning)
-    bench = Bench(args)
-    for name, step in (("parts", bench.measure_parts), ("rounds", bench.measure_rounds)):
-        if args.only in (None, name):
-            step()
-    record = bench.summary()
+    turn = Turn(args.turn)
+    turn.pause_compilation()
+    bench = Bench(args, turn)
+    for name in chosen:
+        getattr(bench, f"measure_{name}")()
+    turn.give_up()
     if args.peer:
-        record["peer_ms"] = peer(args)
-    if args.out is not None:
-        args.out.write_text(json.dumps(record, indent=1) + "\n")
-    print(json.dumps(record))
+        bench.record["peer_ms"] = peer(args)
+    bench.save()
+    print(json.dumps(bench.summary()))
 
 
 if __name__ == "__main__":

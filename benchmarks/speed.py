@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 
 import jetspec_jax
+from benchmarks.turn import Turn
 from jetspec_jax.checkpoints.conversion import converted
 from jetspec_jax.checkpoints.resolve import resolve
 from jetspec_jax.drafting_config import DraftingConfig, RefineConfig
@@ -140,6 +141,8 @@ def measure(args: argparse.Namespace, model: LanguageModel) -> dict[str, Any]:
     for name, run in runs.items():
         record["configs"][name] = numbers(run)
         say(config=name, **record["configs"][name])
+    record["speedup"] = speedups(record["configs"], {})
+    save(record, args.out)  # the peer takes a while
     prompts = [output.prompt_token_ids for output in runs["AR"].outputs]
     texts = {name: [output.token_ids for output in run.outputs] for name, run in runs.items()}
     if not args.no_peer:
@@ -163,6 +166,12 @@ def speedups(configs: dict[str, dict[str, Any]], peers: dict[str, Any]) -> dict[
         name: {base: found[key] / of_base[key] for base, of_base in bases.items() if key in of_base}
         for name, found in configs.items()
     }
+
+
+def save(record: dict[str, Any], path: Path | None) -> None:
+    """Writes what there is."""
+    if path is not None:
+        path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def say(**entry: Any) -> None:
@@ -189,6 +198,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--peer-repeats", type=int, default=2)
     parser.add_argument("--peer-seconds", type=float, default=240, help="transformers is stopped then")
     parser.add_argument("--peer-python", default=sys.executable, help="an interpreter that has torch and transformers")
+    parser.add_argument("--turn", type=Path, default=None, help="lock file shared with others who use the devices")
     parser.add_argument("--out", type=Path, default=None)
     return parser.parse_args(arguments)
 
@@ -196,11 +206,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures what is asked for and prints the record."""
     args = parse(arguments)
+    turn = Turn(args.turn)
+    turn.pause_compilation()
     kernels = args.kernels if args.kernels in ("auto", "all", "none") else args.kernels.split(",")
     model = jetspec_jax.load(args.model, drafter="autoregressive", dtype=args.dtype, kernels=kernels, progress=False)
+    turn.take()
     record = measure(args, model)
-    if args.out is not None:
-        args.out.write_text(json.dumps(record, indent=1) + "\n")
+    turn.give_up()
+    save(record, args.out)
     print(json.dumps(record))
 
 
