@@ -75,8 +75,9 @@ class Parts:
 
         drafts = jax.device_put(np.zeros((1, num_rows - 1), np.int32), device)
         active = jax.device_put(np.array([True]), device)
-        step = programs.executables.jit(program, donated=(1,), device=device)
         state = self._state().target
+        args = (programs.target_leaves, state, drafts, active, self.params)
+        step = self._compiled(program, args, donated=(1,), device=device)
         call = lambda state: step(programs.target_leaves, state, drafts, active, self.params)[0]  # noqa: E731
         return self._timed(
             call,
@@ -138,8 +139,9 @@ class Parts:
             kept = {name: getattr(side, name) + 0 for name in ("tokens", "length", "request", "round")}
             return replace(after, **kept), cache.proposals.tokens
 
-        step = programs.executables.jit(program, donated=(2,), device=programs.draft_device)
         leaves = (programs.draft_leaves, programs.decoder_leaves)
+        args = (*leaves, ahead.side, ahead.block, ahead.pending, self.side_params)
+        step = self._compiled(program, args, donated=(2,), device=programs.draft_device)
         call = lambda side: step(*leaves, side, ahead.block, ahead.pending, self.side_params)[0]  # noqa: E731
         return self._timed(call, ahead.side, self._foresight_bytes(ahead.side))
 
@@ -163,9 +165,13 @@ class Parts:
         device = self.programs.draft_device
         tokens = jax.device_put(np.ones((1, num_blocks, num_rows), np.int32), device)
         start = jax.device_put(np.full((1, num_blocks), self.context_len, np.int32), device)
-        step = self.programs.executables.jit(program, donated=(), device=device)
         leaves = (self.programs.draft_leaves, self.programs.decoder_leaves)
+        step = self._compiled(program, (*leaves, *state, tokens, start), donated=(), device=device)
         return self._timed(lambda tokens: step(*leaves, *state, tokens, start), tokens, num_bytes)
+
+    def _compiled(self, program: Callable, args: tuple, **options: Any) -> Callable:
+        """Ahead of its first call, as in the decoding loop."""
+        return self.programs.executables.jit(program, **options).lower(*args).compile()
 
     def _timed(self, call: Callable[[Any], Any], state: Any, num_bytes: int) -> Part:
         # The call donates what it is given; each of the two measurements goes on from its own copy.

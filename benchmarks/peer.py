@@ -6,18 +6,20 @@ Compiled is `torch.compile(mode="reduce-overhead")`, CUDA graphs that is, the se
 
     python -m benchmarks.peer --context 1024 --rows 1,17
 
-The last line is JSON; what does not compile is null there, with the reason under `compile_errors`.
+Prints the record after each measurement, so that the last line is good if the process is stopped; what does not
+compile is null there, with the reason under `compile_errors`.
 """
 
 import argparse
-import fcntl
 import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
+
+from benchmarks.turn import Turn
 
 CAPACITY, CALLS = 2048, 10
 
@@ -58,23 +60,25 @@ class Peer:
     Args:
         shape: a key of `SHAPES`.
         context_len: tokens in the cache before the rows that are timed.
+        turn: held while the device is used, but for what compiles on the way.
     """
 
-    turn: TextIO | None = None  # a lock of those who use the device; `turn.py` without JAX
-
-    def __init__(self, shape: str, context_len: int):
+    def __init__(self, shape: str, context_len: int, turn: Turn):
         import torch
         from transformers import AutoModelForCausalLM, Qwen3Config, StaticCache
 
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.turn = turn
         config = Qwen3Config(**SHAPES[shape])
         torch.manual_seed(0)
-        with torch.device(self.device):
+        with turn, torch.device(self.device):
             self.model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
             self.tokens = torch.randint(0, config.vocab_size, (1, CAPACITY))
         self.cache = StaticCache(config=config, max_cache_len=CAPACITY)
         self.context_len = context_len
-        self.step(self.tokens[:, :context_len])  # also allocates the cache, which must not happen in a compiled call
+        with turn:  # also allocates the cache, which must not happen in a compiled call
+            self.step(self.tokens[:, :context_len])
+            self._wait()
 
     def step(self, ids):
         """Next tokens of ids [1, T], which stay in the cache."""
@@ -88,21 +92,21 @@ class Peer:
         mode = {"mode": "reduce-overhead", "dynamic": False}
         step: Callable = torch.compile(self.step, **mode) if is_compiled else self.step
         ids = self.tokens[:, :num_rows].clone()
-        times = []
-        for index in range(repeats + 1):  # the first one compiles and captures
-            self._rewind()
-            self._wait()
-            if index == 1 and self.turn is not None:
-                fcntl.flock(self.turn, fcntl.LOCK_EX)
-            began = time.perf_counter()
-            for _ in range(CALLS):
-                torch.compiler.cudagraph_mark_step_begin()
-                step(ids)
-            self._wait()
-            times.append(1e3 * (time.perf_counter() - began) / CALLS)
-        if self.turn is not None:
-            fcntl.flock(self.turn, fcntl.LOCK_UN)
-        return statistics.median(times[1:])
+        self._queue(step, ids)  # compiles and captures
+        with self.turn:
+            return statistics.median(self._queue(step, ids) for _ in range(repeats))
+
+    def _queue(self, step: Callable, ids) -> float:
+        import torch
+
+        self._rewind()
+        self._wait()
+        began = time.perf_counter()
+        for _ in range(CALLS):
+            torch.compiler.cudagraph_mark_step_begin()
+            step(ids)
+        self._wait()
+        return 1e3 * (time.perf_counter() - began) / CALLS
 
     def _rewind(self) -> None:
         """Back to the context: what is beyond it is written anew."""
@@ -116,25 +120,25 @@ class Peer:
             torch.cuda.synchronize()
 
 
-def measure(shape: str, rows: Sequence[int], context_len: int, repeats: int, turn: TextIO | None) -> dict[str, Any]:
-    """The record, as JSON types; what is timed is timed while this process holds the lock `turn`."""
+def measure(shape: str, rows: Sequence[int], context_len: int, repeats: int, turn: Turn) -> None:
+    """Prints the record, as JSON types, whenever it has grown."""
     import torch
 
     torch.set_grad_enabled(False)
-    peer = Peer(shape, context_len)
-    peer.turn = turn
+    peer = Peer(shape, context_len, turn)
     record: dict[str, Any] = {name: version(name) for name in ("transformers", "torch")}
     record |= {"device": torch.cuda.get_device_name() if peer.device == "cuda" else "cpu", "shape": shape}
     record |= {"context": context_len, "repeats": repeats, "eager": {}, "compiled": {}, "compile_errors": {}}
-    for num_rows in rows:
-        record["eager"][str(num_rows)] = peer.measure(num_rows, repeats, is_compiled=False)
-    for num_rows in rows:
-        try:
-            record["compiled"][str(num_rows)] = peer.measure(num_rows, repeats, is_compiled=True)
-        except Exception as error:  # a compiler that is not there, or an operation that it does not take
-            record["compiled"][str(num_rows)] = None
-            record["compile_errors"][str(num_rows)] = f"{type(error).__name__}: {str(error).strip()[:300]}"
-    return record
+    for form in ("eager", "compiled"):
+        for num_rows in rows:
+            try:
+                record[form][str(num_rows)] = peer.measure(num_rows, repeats, is_compiled=form == "compiled")
+            except Exception as error:  # a compiler that is not there, or an operation that it does not take
+                if form == "eager":
+                    raise
+                record[form][str(num_rows)] = None
+                record["compile_errors"][str(num_rows)] = f"{type(error).__name__}: {str(error).strip()[:300]}"
+            print(json.dumps(record), flush=True)
 
 
 def main() -> None:
@@ -149,8 +153,7 @@ def main() -> None:
     rows = [int(part) for part in args.rows.split(",")]
     if args.context + CALLS * max(rows) > CAPACITY:
         parser.error(f"{CALLS} calls of {max(rows)} rows after {args.context} tokens do not fit {CAPACITY} slots")
-    turn = None if args.turn is None else args.turn.open("w")
-    print(json.dumps(measure(args.shape, rows, args.context, args.repeats, turn)), flush=True)
+    measure(args.shape, rows, args.context, args.repeats, Turn(args.turn))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.turn import Turn
+
 
 class Peer:
     """A model in transformers.
@@ -27,9 +29,10 @@ class Peer:
         dtype: of the weights, in torch's words.
         eos_token_ids: what ends a text; none: nothing does.
         max_new_tokens: of each text.
+        turn: held during each call that is timed; compilation happens before.
     """
 
-    def __init__(self, folder: Path, dtype: str, eos_token_ids: Sequence[int], max_new_tokens: int):
+    def __init__(self, folder: Path, dtype: str, eos_token_ids: Sequence[int], max_new_tokens: int, turn: Turn):
         import torch
         from transformers import AutoModelForCausalLM
 
@@ -39,7 +42,7 @@ class Peer:
         # One id pads: texts are generated alone, so nothing is ever padded.
         self.options = {"do_sample": False, "pad_token_id": 0}
         self.model.generation_config.eos_token_id = list(eos_token_ids) or None
-        self.max_new_tokens = max_new_tokens
+        self.max_new_tokens, self.turn = max_new_tokens, turn
 
     def generate(self, prompt: Sequence[int], num_tokens: int, cache: Any = None) -> list[int]:
         """The continuation; a static cache is emptied first."""
@@ -66,19 +69,19 @@ class Peer:
         for _ in range(2):  # compiles, and captures
             self.generate(prompts[0], self.max_new_tokens, cache)
         for prompt in prompts:
-            times = [timed(lambda: self.generate(prompt, self.max_new_tokens, cache)) for _ in range(repeats)]  # noqa: B023
+            times = [self._timed(lambda: self.generate(prompt, self.max_new_tokens, cache)) for _ in range(repeats)]  # noqa: B023
             texts.append(times[0][0])
             call_ms.append(statistics.median(ms for _, ms in times))
-            times = [timed(lambda: self.generate(prompt, 1, cache)) for _ in range(repeats)]  # noqa: B023
+            times = [self._timed(lambda: self.generate(prompt, 1, cache)) for _ in range(repeats)]  # noqa: B023
             first_ms.append(statistics.median(ms for _, ms in times))
         return {"tokens": texts, "call_ms": call_ms, "first_ms": first_ms, **speeds(texts, call_ms, first_ms)}
 
-
-def timed(call: Callable[[], Any]) -> tuple[Any, float]:
-    """Result and milliseconds; `generate` gives ids to the host, so nothing is left to wait for."""
-    began = time.perf_counter()
-    result = call()
-    return result, 1e3 * (time.perf_counter() - began)
+    def _timed(self, call: Callable[[], Any]) -> tuple[Any, float]:
+        """Result and milliseconds; `generate` gives ids to the host, so nothing is left to wait for."""
+        with self.turn:
+            began = time.perf_counter()
+            result = call()
+            return result, 1e3 * (time.perf_counter() - began)
 
 
 def speeds(texts: Sequence[Sequence[int]], call_ms: Sequence[float], first_ms: Sequence[float]) -> dict[str, float]:
@@ -99,9 +102,10 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--max-new-tokens", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--turn", type=Path, default=None, help="lock file shared with others who use the device")
     args = parser.parse_args()
     given = json.loads(args.prompts.read_text())
-    peer = Peer(args.model, args.dtype, given["eos_token_ids"], args.max_new_tokens)
+    peer = Peer(args.model, args.dtype, given["eos_token_ids"], args.max_new_tokens, Turn(args.turn))
     record: dict[str, Any] = {name: version(name) for name in ("transformers", "torch")}
     for name, make_cache in (("static", peer.static_cache), ("dynamic", lambda _: None)):
         try:

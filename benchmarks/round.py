@@ -9,7 +9,8 @@ time between rounds in mid-text, `tokens_per_s` all tokens over all decoding tim
     python -m benchmarks.round --out benchmarks/results/round_h200.json
 
 With one device the rounds are fused ones and there is no `exposed`. `--peer` also times transformers in a process of
-its own. Prints JSON lines as it goes; the last one is the whole record.
+its own; `--processes` hands all to `round_record.py`, which compiles side by side. Prints JSON lines as it goes; the
+last one is the whole record.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,8 +29,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from benchmarks.parts import Parts
+from benchmarks.headlines import with_headlines
+from benchmarks.parts import Part, Parts
 from benchmarks.replay import replaying
+from benchmarks.round_task import written
 from benchmarks.shapes import SHAPES
 from benchmarks.timing import read_bandwidth
 from benchmarks.turn import Turn
@@ -48,14 +52,18 @@ def say(**record) -> None:
     print(json.dumps(record), flush=True)
 
 
-STEPS = ("parts", "ar", "rounds", "foresight")
-PASSES = ("draft", "adapter", "decoder")
-HEADLINE = "J1-R1/B4"
-HOST_TOKENS = 60  # of a run that compiles, and of one that times the host
+STEPS = ("parts", "ar", "rounds", "foresight", "more_parts")
+CONFIGS = "J0/B4,J1-R1/B4,J1-R1/B8,J3-R3/B4,J1-R1/B1,J3-R3/B1"  # what matters most comes first
+SHORT = 16  # rounds of a run that compiles, and of one that times the host
 
 
 class Bench:
-    """The models of one run, and what has been measured."""
+    """The models of one run, and what has been measured.
+
+    Args:
+        args: the command line.
+        turn: held from the bandwidth on. Not before: making models is seconds of small compilations and little work.
+    """
 
     def __init__(self, args: argparse.Namespace, turn: Turn):
         self.args = args
@@ -71,8 +79,11 @@ class Bench:
         self.base = LanguageModel(target, drafter=None, kernels=kernels)
         rng = np.random.default_rng(0)
         self.prompt = rng.integers(0, config.vocab_size, args.context).tolist()
-        turn.take()  # models are made side by side
-        self.bandwidth = read_bandwidth(self.device, args.bandwidth_bytes, args.repeats)
+        jax.block_until_ready(jax.live_arrays())
+        turn.take()
+        # Floors of other steps are computed anew when records are merged: no time, and no memory, is spent on them.
+        size, repeats = (args.bandwidth_bytes, args.repeats) if "parts" in args.only else (args.bandwidth_bytes // 8, 3)
+        self.bandwidth = read_bandwidth(self.device, size, repeats)
         self.record = {**environment(self.base), "shape": args.shape, "context": args.context}
         self.record |= {"num_drafts": args.num_drafts, "simulated_accept_len": args.simulate_accept_len}
         self.record |= {"draft_weights": args.draft_weights, "kernels": args.kernels}
@@ -90,43 +101,52 @@ class Bench:
             draft_weights=self.args.draft_weights,
         )
 
-    def parts(self, model: LanguageModel) -> Parts:
+    def parts(self, model: LanguageModel, kind: type[Parts] = Parts) -> Parts:
         """The parts of this model's round."""
         capacity = 2 ** int(np.ceil(np.log2(self.args.context + 4 * self.args.num_drafts)))
-        return Parts(model, context_len=self.args.context, capacity=capacity, repeats=self.args.repeats)
+        return kind(model, context_len=self.args.context, capacity=capacity, repeats=self.args.repeats)
 
-    def note(self, name: str, part) -> None:
+    def note(self, name: str, part: Part, model: LanguageModel) -> None:
         """Keeps and prints a part."""
         self.record["parts"][name] = part.to_dict(self.bandwidth)
         say(part=name, **self.record["parts"][name])
+        self.note_refused(model)
         self.save()
 
     def save(self) -> None:
         """Writes what there is: a run that is stopped keeps it."""
         if self.args.out is not None:
-            written = self.args.out.with_suffix(".part")
-            written.write_text(json.dumps(self.summary(), indent=1) + "\n")
-            written.replace(self.args.out)
+            written(self.summary(), self.args.out)
 
     def measure_parts(self) -> None:
-        """Verification, AR step, and the passes of the draft side; what is compared most comes first."""
+        """Verification, AR step, and the passes of the draft side over the first number of blocks."""
+        self._measure_parts((self.args.num_drafts + 1, 1), self._blocks[:1])
+
+    def measure_more_parts(self) -> None:
+        """The other parts, which are compared less."""
+        self._measure_parts((self.args.num_drafts,), self._blocks[1:])
+
+    @property
+    def _blocks(self) -> list[int]:
+        return [int(blocks) for blocks in self.args.blocks.split(",")]
+
+    def _measure_parts(self, rows: Sequence[int], blocks: Sequence[int]) -> None:
         drafter = JetSpecPP(self.draft, self.adapter, drafting=self.drafting("J1-R1/B4"))
-        parts = self.parts(self.base.with_drafter(drafter, draft_device=self.draft_device))
-        for rows in (self.args.num_drafts + 1, 1):
-            self.note(f"verify {rows}", parts.verification(rows))
-        self.note_refused(parts.model)
-        for blocks in map(int, self.args.blocks.split(",")):
-            self.note(f"draft x{blocks}", parts.draft_pass(blocks))
-            self.note(f"adapter x{blocks}", parts.adapter_pass(blocks))
-            self.note(f"decoder x{blocks}", parts.decoder_pass(blocks))
+        model = self.base.with_drafter(drafter, draft_device=self.draft_device)
+        parts = self.parts(model)
+        for num_rows in rows:
+            self.note(f"verify {num_rows}", parts.verification(num_rows), model)
+        for num_blocks in blocks:
+            self.note(f"draft x{num_blocks}", parts.draft_pass(num_blocks), model)
+            self.note(f"adapter x{num_blocks}", parts.adapter_pass(num_blocks), model)
+            self.note(f"decoder x{num_blocks}", parts.decoder_pass(num_blocks), model)
 
     def measure_foresight(self) -> None:
         """Everything the draft side does in a round, for each configuration."""
         for name in self.args.configs.split(","):
             drafter = JetSpecPP(self.draft, self.adapter, drafting=self.drafting(name))
             model = self.base.with_drafter(drafter, draft_device=self.draft_device)
-            self.note(f"foresight {name}", self.parts(model).foresight())
-            self.note_refused(model)
+            self.note(f"foresight {name}", self.parts(model).foresight(), model)
 
     def text(self) -> list[int]:
         """Prompt and greedy continuation; from blocks, because a block and one row may break near ties differently."""
@@ -167,15 +187,36 @@ class Bench:
 
     def _round_ms(self, model: LanguageModel, options: SamplingParams):
         """Median time between rounds in mid-text, statistics, and how long each call keeps the host."""
-        short = replace(options, max_new_tokens=min(options.max_new_tokens, HOST_TOKENS))
-        model.generate(self.prompt, short)  # compiles
         arrivals, output = [], None
+        self._decode_some(model, options)  # compiles
         for chunk in model.stream(self.prompt, options):
             arrivals.append(time.perf_counter())
             output = chunk.output or output
         intervals = np.diff(arrivals)[2:-2]
         self.note_refused(model)
-        return 1e3 * statistics.median(intervals), output.stats, _dispatch_ms(model, self.prompt, short)
+        return 1e3 * statistics.median(intervals), output.stats, self._dispatch_ms(model, options)
+
+    def _decode_some(self, model: LanguageModel, options: SamplingParams) -> None:
+        """The first rounds of a text, with the programs of the whole: fewer tokens could have smaller caches."""
+        chunks = model.stream(self.prompt, options)
+        for _ in zip(range(SHORT), chunks):  # noqa: B905
+            pass
+        chunks.close()
+
+    def _dispatch_ms(self, model: LanguageModel, options: SamplingParams) -> dict[str, float]:
+        executables, times = model.programs.executables, {}
+        run = executables.run
+
+        def timed(name, *args, **kwargs):
+            began = time.perf_counter()
+            outputs = run(name, *args, **kwargs)
+            times.setdefault(name, []).append(1e3 * (time.perf_counter() - began))
+            return outputs
+
+        executables.run = timed
+        self._decode_some(model, options)
+        executables.run = run
+        return {name: statistics.median(values[2:]) for name, values in times.items() if len(values) > 4}
 
     def note_refused(self, model: LanguageModel) -> None:
         """Keeps which kernels were asked for and not taken, and why."""
@@ -186,46 +227,7 @@ class Bench:
 
     def summary(self) -> dict:
         """The record with the headline numbers under the names that are compared."""
-        record = dict(self.record)
-        return with_headlines(record, f"verify {self.args.num_drafts + 1}")
-
-
-def with_headlines(record: dict, verify: str) -> dict:
-    """A record with the numbers that are compared under names of their own, those that it has.
-
-    `tokens_per_s_replayed` is that of J1-R1 / B4 and `speedup_over_ar` its ratio to plain decoding.
-
-    Args:
-        verify: the part that is a round's verification.
-    """
-    parts, record = record["parts"], dict(record)
-    for key, name in (("verify", verify), ("ar", "verify 1"), *((name, f"{name} x4") for name in PASSES)):
-        if name in parts:
-            record[f"{verify.replace(' ', '') if key == 'verify' else key}_ms"] = parts[name]["ms"]
-    if verify in parts:
-        record["floor_ms"] = parts[verify]["floor_ms"]
-        record["exposed_ms"] = {name: ms - parts[verify]["ms"] for name, ms in record["round_ms"].items()}
-    if HEADLINE in record["tokens_per_s"]:
-        record["tokens_per_s_replayed"] = record["tokens_per_s"][HEADLINE]
-        if "ar_tokens_per_s" in record:
-            record["speedup_over_ar"] = record["tokens_per_s_replayed"] / record["ar_tokens_per_s"]
-    return record
-
-
-def _dispatch_ms(model: LanguageModel, prompt: list[int], options: SamplingParams) -> dict[str, float]:
-    executables, times = model.programs.executables, {}
-    run = executables.run
-
-    def timed(name, *args, **kwargs):
-        began = time.perf_counter()
-        outputs = run(name, *args, **kwargs)
-        times.setdefault(name, []).append(1e3 * (time.perf_counter() - began))
-        return outputs
-
-    executables.run = timed
-    model.generate(prompt, options)
-    executables.run = run
-    return {name: statistics.median(values[2:]) for name, values in times.items() if len(values) > 4}
+        return with_headlines(self.record, self.args.num_drafts)
 
 
 def peer(args: argparse.Namespace) -> dict:
@@ -241,13 +243,13 @@ def peer(args: argparse.Namespace) -> dict:
     return json.loads(result.stdout.strip().splitlines()[-1])
 
 
-def main() -> None:
-    """Measures what is asked for and prints the record."""
+def arguments_parser() -> argparse.ArgumentParser:
+    """The command line of one process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-8b")
     parser.add_argument("--context", type=int, default=1024, help="tokens before the first round")
     parser.add_argument("--num-drafts", type=int, default=16)
-    parser.add_argument("--configs", default="J1-R1/B4,J1-R1/B8,J3-R3/B4,J0/B4,J1-R1/B1,J3-R3/B1")
+    parser.add_argument("--configs", default=CONFIGS)
     parser.add_argument("--blocks", default="4,1,8", help="blocks of the passes of the draft side")
     parser.add_argument("--draft-weights", choices=("given", "int8"), default="int8")
     parser.add_argument("--kernels", default="auto", help="auto, all, none, or names with commas")
@@ -256,22 +258,34 @@ def main() -> None:
     parser.add_argument("--ar-tokens", type=int, default=256, help="tokens of plain decoding")
     parser.add_argument("--fused", action="store_true", help="also fused rounds where there are two devices")
     parser.add_argument("--repeats", type=int, default=31)
-    parser.add_argument("--bandwidth-bytes", type=int, default=2**32)
-    parser.add_argument("--only", default=None, help=f"some of {','.join(STEPS)}")
+    parser.add_argument("--bandwidth-bytes", type=int, default=2**31)
+    parser.add_argument("--only", default=",".join(STEPS), help="some of %(default)s")
+    parser.add_argument("--processes", action="store_true", help="as benchmarks.round_record, which has more options")
     parser.add_argument("--turn", type=Path, default=None, help="lock file shared with others who use the devices")
     parser.add_argument("--peer", action="store_true")
     parser.add_argument("--peer-python", default=sys.executable, help="an interpreter with torch and transformers")
     parser.add_argument("--peer-seconds", type=int, default=240)
     parser.add_argument("--out", type=Path, default=None)
+    return parser
+
+
+def main() -> None:
+    """Measures what is asked for and prints the record."""
+    if "--processes" in sys.argv:
+        from benchmarks import round_record  # which imports this module
+
+        round_record.main([argument for argument in sys.argv[1:] if argument != "--processes"])
+        return
+    parser = arguments_parser()
     args = parser.parse_args()
-    chosen = STEPS if args.only is None else args.only.split(",")
-    if unknown := sorted(set(chosen) - set(STEPS)):
+    args.only = args.only.split(",")
+    if unknown := sorted(set(args.only) - set(STEPS)):
         parser.error(f"unknown {unknown}; there are {list(STEPS)}")
     warnings.simplefilter("ignore", LowAcceptanceWarning)
     turn = Turn(args.turn)
     turn.pause_compilation()
     bench = Bench(args, turn)
-    for name in chosen:
+    for name in args.only:
         getattr(bench, f"measure_{name}")()
     turn.give_up()
     if args.peer:

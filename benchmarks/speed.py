@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,7 @@ def peer(args: argparse.Namespace, model: LanguageModel, prompts: Sequence[list[
         command = [args.peer_python, "-m", "benchmarks.peer_generate", "--model", str(weights_folder(args.model))]
         command += ["--prompts", str(path), "--dtype", jnp.dtype(model.dtype).name]
         command += ["--max-new-tokens", str(args.max_new_tokens), "--repeats", str(args.peer_repeats)]
+        command += [] if args.turn is None else ["--turn", str(args.turn)]
         try:
             limits = {"timeout": args.peer_seconds, "check": True}
             printed = subprocess.run(command, capture_output=True, **limits).stdout
@@ -130,8 +132,8 @@ def peer(args: argparse.Namespace, model: LanguageModel, prompts: Sequence[list[
     return stopped | (json.loads(lines[-1]) if lines else {})
 
 
-def measure(args: argparse.Namespace, model: LanguageModel) -> dict[str, Any]:
-    """The record."""
+def measure(args: argparse.Namespace, model: LanguageModel, turn: Turn | None = None) -> dict[str, Any]:
+    """The record; `turn` is that of this process, given up while transformers runs."""
     record = {**environment(model), "prompts": args.num_prompts, "max_new_tokens": args.max_new_tokens}
     record |= {"repeats": args.repeats, "configs": {}, "peer": None, "agreement": {}, "speedup": {}}
     models = configurations(model, args)
@@ -146,7 +148,8 @@ def measure(args: argparse.Namespace, model: LanguageModel) -> dict[str, Any]:
     prompts = [output.prompt_token_ids for output in runs["AR"].outputs]
     texts = {name: [output.token_ids for output in run.outputs] for name, run in runs.items()}
     if not args.no_peer:
-        record["peer"] = peer(args, model, prompts)
+        with nullcontext() if turn is None else turn.paused():
+            record["peer"] = peer(args, model, prompts)
         for mode in MODES:
             if "tokens" in (found := record["peer"].get(mode, {})):
                 texts[f"transformers {mode}"] = found.pop("tokens")
@@ -210,9 +213,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     turn.pause_compilation()
     kernels = args.kernels if args.kernels in ("auto", "all", "none") else args.kernels.split(",")
     model = jetspec_jax.load(args.model, drafter="autoregressive", dtype=args.dtype, kernels=kernels, progress=False)
-    turn.take()
-    record = measure(args, model)
-    turn.give_up()
+    with turn:
+        record = measure(args, model, turn)
     save(record, args.out)
     print(json.dumps(record))
 

@@ -12,8 +12,10 @@ def first_argmax(scores: Float[Array, "*rows V"]) -> tuple[Int[Array, "*rows"], 
 
     Example: [2, 5, 5] -> 1, 5.
     """
-    top = jnp.max(scores, axis=-1)
+    top = jnp.max(scores, axis=-1)  # XLA's of a large array on CPU loses a NaN; the second pass finds it
     indices = jnp.arange(scores.shape[-1], dtype=jnp.int32).reshape((1,) * (scores.ndim - 1) + (-1,))
-    is_top = scores == top[..., None]
-    first = jnp.min(jnp.where(is_top, indices, scores.shape[-1] - 1), axis=-1)
-    return first, top
+    last = scores.shape[-1] - 1
+    found = jnp.where(jnp.isnan(scores), -1, jnp.where(scores == top[..., None], indices, last))
+    first = jnp.min(found, axis=-1)
+    has_nan = first < 0
+    return jnp.where(has_nan, last, first), jnp.where(has_nan, jnp.nan, top)

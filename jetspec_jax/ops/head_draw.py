@@ -3,13 +3,10 @@
 There is no XLA form here: whoever calls it has logits to fall back on (`ops/kernels.choose`).
 """
 
-import math
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from jetspec_jax.ops.kernels import ROW_MULTIPLE
 from jetspec_jax.ops.project import Weight
 from jetspec_jax.ops.quantized_weight import QuantizedWeight
 
@@ -38,9 +35,6 @@ def head_draw(
     Raises:
         NotImplementedError: the kernel does not take these arguments.
     """
-    num_rows = math.prod(positions.shape)
-    if num_rows <= ROW_MULTIPLE:  # H200, Qwen3-8B, one row: 272 us, with the kernel 300
-        raise NotImplementedError(f"heads of up to {ROW_MULTIPLE} rows are XLA's, got {num_rows}")
     from pallas_kernels.head_draw import head_draw as kernel  # where it is taken: see `ops/linear.py`
 
     scale = None

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+import jax
+
 OPS = ("attention", "qk_norm_rope", "residual_norm", "swiglu", "matmul", "int8_matmul", "head_draw")
-# What is faster than XLA's form in whole programs, by measurement (docs/lab-notes.md, 2026-11-30). Products with bf16
-# weights (`matmul`) are as fast as XLA's and take longer to compile.
-MEASURED: dict[str, tuple[str, ...]] = {
-    "NVIDIA H200": ("attention", "qk_norm_rope", "residual_norm", "swiglu", "int8_matmul", "head_draw")
-}
+# What is faster than XLA's form, or as fast, in whole programs, by measurement (docs/results.md, "On an H200").
+MEASURED: dict[str, tuple[str, ...]] = {"NVIDIA H200": OPS}
+# Before, each call of a kernel in a program was compiled anew: a minute and more for 36 layers, for a few percent.
+COMPILED_ONCE_SINCE = (0, 12)
 # Operations that like their rows in multiples of 8.
 _IN_ROWS = ("attention", "matmul", "int8_matmul")
 
@@ -40,14 +41,15 @@ class Kernels:
 
     @classmethod
     def for_device(cls, device_kind: str, asked: str | Sequence[str] = "auto") -> "Kernels":
-        """`auto` takes what is measured to be faster on this kind of device, `all` and `none` what they say.
+        """`all` and `none` are what they say; `auto` takes what is measured on this kind of device, from jax 0.12 on.
 
         Raises:
             ValueError: unknown names, or kernels asked for by name on a device that has none.
         """
         is_hopper = any(name in device_kind for name in _HOPPER)
         if isinstance(asked, str):
-            by_word = {"auto": MEASURED.get(device_kind, ()), "all": OPS, "none": ()}
+            measured = MEASURED.get(device_kind, ()) if jax.__version_info__ >= COMPILED_ONCE_SINCE else ()
+            by_word = {"auto": measured, "all": OPS, "none": ()}
             if asked not in by_word:
                 raise ValueError(f"kernels={asked!r} is not auto, all, none or a list of {list(OPS)}")
             return cls(by_word[asked] if is_hopper else ())

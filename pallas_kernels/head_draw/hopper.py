@@ -12,7 +12,8 @@ noised, reduced to (maximum, its first index, sum of exponentials) each. Tiles a
 * Grid: ceil(V / tile_v), in any order. Shared memory lets two blocks share an SM (`config.py`): one draws while the
   other streams. V that tile_v does not divide: the last tile is moved up and skips what the tile before it has done.
 * SMEM: a stage is tile_k (tile_v itemsize + 2 T); the epilogue reuses it (4 tile_v T).
-* Limits: bf16 rows, T <= 136; bf16 or int8 head, V a multiple of 64, D of 32; Hopper only (wgmma).
+* Limits: bf16 rows, 9 <= T <= 136 (1 <= T with a config given: fewer are left to XLA, see `MIN_ROWS`); bf16 or
+  int8 head, V a multiple of 64, D of 32; Hopper only (wgmma).
 * Equality with XLA: given equal logits, scores are equal bit for bit: hash and mantissa are integers, division and
   logarithm compile to the same instructions as XLA's (div.full, libdevice's logf). Logits are summed in another order,
   so two entries whose scores are within rounding of each other may swap.
@@ -28,7 +29,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int, Int8, UInt32
 
 from pallas_kernels.fragments import load_fragments
-from pallas_kernels.head_draw.config import HeadDrawConfig, default_config, padded
+from pallas_kernels.head_draw.config import MIN_ROWS, HeadDrawConfig, default_config, padded
 from pallas_kernels.head_draw.noise import check_jax_noise, gumbel
 from pallas_kernels.head_draw.result import HeadDraw
 
@@ -74,7 +75,7 @@ def head_draw(
         temperature: fp32, divides the logits; a row of 0 is greedy: neither divided nor noised. None: all are.
         targets: entries whose logits are wanted, in the vocabulary.
         noise_in_logsumexp: whether `logsumexp` is that of the noised scores.
-        config: None for the default.
+        config: None for the default, which is refused for fewer than `MIN_ROWS` rows.
 
     Raises:
         ValueError: noise without a temperature, or an int8 head without a scale.
@@ -90,6 +91,8 @@ def head_draw(
         raise NotImplementedError(f"bf16 rows and a bf16 or int8 head, got {hidden.dtype} and {head.dtype}")
     if noise_keys is not None:
         check_jax_noise()
+    if config is None and num_rows < MIN_ROWS:
+        raise NotImplementedError(f"fewer than {MIN_ROWS} rows are XLA's, which is faster at one, got T={num_rows}")
     shape = (num_rows, width, vocab_size, head.dtype.itemsize)
     config = config or default_config(*shape)
     config.check(*shape)

@@ -95,6 +95,14 @@ def qk_norm_rope(
     head_dim = width // heads
     config = config or QKNormRopeConfig.for_heads(num_heads, num_kv_heads)
     _check_limits(config, num_heads, num_kv_heads, head_dim, qkv, (q_scale, k_scale, keys, values), (cos, sin))
+    arrays = qkv.reshape(batch, rows, heads, head_dim), q_scale, k_scale, cos, sin, keys, values, start
+    return _launch(*arrays, eps=eps, num_heads=num_heads, num_kv_heads=num_kv_heads, config=config)
+
+
+@partial(jax.jit, static_argnames=("eps", "num_heads", "num_kv_heads", "config"))
+def _launch(qkv, q_scale, k_scale, cos, sin, keys, values, start, *, eps, num_heads, num_kv_heads, config):
+    """Runs the grid; a program with many layers lowers each shape once."""
+    batch, rows, heads, head_dim = qkv.shape
     step, half = config.heads_per_block, head_dim // 2
     layout = config.layout(half)
     # "Optimized" is about shared memory; jax 0.11 refuses global memory with it.
@@ -147,7 +155,7 @@ def qk_norm_rope(
     )
     scales = None if q_scale is None else (q_scale, k_scale)
     cache = None if keys is None else (start, jax.new_ref(keys), jax.new_ref(values))
-    q, k, v = call(qkv.reshape(batch, rows, heads, head_dim), cos, sin, scales, cache)
+    q, k, v = call(qkv, cos, sin, scales, cache)
     if cache is None:
         return q, k, v, None, None
     return q, k, v, jax.freeze(cache[1]), jax.freeze(cache[2])

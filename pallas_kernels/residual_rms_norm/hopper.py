@@ -68,6 +68,7 @@ class ResidualRMSNormConfig:
         return plgpu.Layout.TILED(plgpu.Tiling(tiling), warp_dims=(warps,), lane_dims=(-2,), vector_dim=-1)
 
 
+@partial(jax.jit, static_argnames=("eps", "config"))  # a program with many layers lowers each shape once
 def residual_rms_norm(
     x: Float[Array, "T D"],
     delta: Float[Array, "T D"],

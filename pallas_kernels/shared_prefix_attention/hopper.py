@@ -83,7 +83,7 @@ def shared_prefix_attention(
     mask = jnp.pad(own_mask, [(0, 0), (0, 0), (0, 0), (0, OWN_SLOTS - num_own)])
     own = natural(own_keys), natural(own_values), tiles.spread(mask.astype(jnp.float32))
     lengths = jnp.broadcast_to(context_len[:, :, None], (batch, blocks, rows))
-    parts = _attend_in_parts(q, context_keys, context_values, lengths, own, tiles, config)
+    parts = _attend_in_parts(q, context_keys, context_values, lengths, own, tiles=tiles, config=config)
     return parts.merged(tiles).reshape(q.shape).astype(q.dtype)
 
 
@@ -111,7 +111,7 @@ def cache_attention(
     tiles = RowTiles(1, rows, num_heads // kv_heads)
     config = config or SharedPrefixConfig.for_shape(tiles, batch * kv_heads, capacity, has_own=False)
     _check_limits(q, keys, values, tiles=tiles, config=config)
-    parts = _attend_in_parts(q[:, None], keys, values, visible_len[:, None], None, tiles, config)
+    parts = _attend_in_parts(q[:, None], keys, values, visible_len[:, None], None, tiles=tiles, config=config)
     return parts.merged(tiles).reshape(q.shape).astype(q.dtype)
 
 
@@ -227,6 +227,7 @@ def _load_queries(
         plgpu.barrier_wait(ready)
 
 
+@partial(jax.jit, static_argnames=("tiles", "config"))  # a program with many layers lowers each shape once
 def _attend_in_parts(
     q: Float[Array, "B R T N H"],
     keys: Float[Array, "B K S H"],

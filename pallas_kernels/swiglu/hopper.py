@@ -8,6 +8,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +44,7 @@ class SwiGLUConfig:
         return cls(vector_len * THREADS, vector_len)
 
 
+@partial(jax.jit, static_argnames="config")  # a program with many layers lowers each shape once
 def swiglu(gate_up: Float[Array, "T twice"], config: SwiGLUConfig | None = None) -> Float[Array, "T F"]:
     """`silu(gate) * up` of rows [T, 2 F], in one launch.
 

@@ -2,6 +2,7 @@
 
 import threading
 
+import jax
 import pytest
 
 from jetspec_jax.ops.kernels import MEASURED, OPS, Kernels, choose, missing_rows, multiplies, normalises, wants
@@ -16,7 +17,6 @@ def refuse():
     [
         ("NVIDIA H200", "all", set(OPS)),
         ("NVIDIA H200", "none", set()),
-        ("NVIDIA H200", "auto", set(MEASURED.get("NVIDIA H200", ()))),
         ("NVIDIA H200", ("matmul", "attention"), {"matmul", "attention"}),
         ("NVIDIA GB200", "all", set()),
         ("NVIDIA A100-SXM4-80GB", "all", set()),
@@ -26,6 +26,13 @@ def refuse():
 )
 def test_what_a_device_runs(kind, asked, ops):
     assert Kernels.for_device(kind, asked).ops == ops
+
+
+@pytest.mark.parametrize(("version", "ops"), [((0, 11, 2), set()), ((0, 12, 0), set(MEASURED["NVIDIA H200"]))])
+def test_what_is_measured_runs_where_compiling_it_is_quick(version, ops, monkeypatch):
+    monkeypatch.setattr(jax, "__version_info__", version)
+    assert Kernels.for_device("NVIDIA H200").ops == ops
+    assert Kernels.for_device("NVIDIA GB200").ops == set()
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -9,7 +10,9 @@ from jetspec_jax.decoding.filters import Prefix
 from jetspec_jax.decoding.row_params import row_params, sampling_spec
 from jetspec_jax.decoding.sampling import draw
 from jetspec_jax.sampling_params import SamplingParams
+from pallas_kernels.fragment_order import fragment_order
 from pallas_kernels.head_draw import (
+    MIN_ROWS,
     HeadDrawConfig,
     bytes_moved,
     candidate_configs,
@@ -18,7 +21,7 @@ from pallas_kernels.head_draw import (
     noise,
     reference,
 )
-from pallas_kernels.head_draw.shapes import SHAPES
+from pallas_kernels.head_draw.shapes import SHAPES, Rows
 from pallas_kernels.testing import interpreted, lower_for
 
 # Logits of a bf16 product differ by the order in which fp32 sums are taken: 128 terms of size 1 here.
@@ -31,6 +34,11 @@ def rows_and_head(num_rows, width, vocab_size, seed=0):
     draws = np.random.default_rng(seed)
     hidden = draws.standard_normal((num_rows, width)).astype(jnp.bfloat16)
     return jnp.array(hidden), jnp.array((draws.standard_normal((vocab_size, width)) / 8).astype(jnp.bfloat16))
+
+
+def config_of(shape, dtype=jnp.bfloat16):
+    """The default, given by name: also for few rows, which are XLA's otherwise."""
+    return default_config(shape.num_rows, shape.width, shape.vocab_size, jnp.dtype(dtype).itemsize)
 
 
 def keys_of(num_rows):
@@ -107,6 +115,22 @@ def test_reference_draws_what_the_decoder_draws(decoded):
     np.testing.assert_array_equal(jnp.isfinite(ours.score), drawn.finite.reshape(-1))
 
 
+def quantised_rows(num_rows=9, width=64, vocab_size=192):
+    """Rows, an int8 head in natural order, its scale, and their logits."""
+    draws = np.random.default_rng(2)
+    hidden, _ = rows_and_head(num_rows, width, vocab_size)
+    head = draws.integers(-127, 128, (vocab_size, width), np.int8)
+    scale = draws.uniform(0.01, 0.02, vocab_size).astype(np.float32)
+    return hidden, head, scale, np.asarray(hidden, np.float32) @ head.astype(np.float32).T * scale
+
+
+def test_reference_reads_an_int8_head_in_fragment_order():
+    hidden, head, scale, logits = quantised_rows()
+    drawn = REFERENCE(hidden, fragment_order(jnp.array(head)), scale=scale)
+    np.testing.assert_array_equal(drawn.tokens, logits.argmax(axis=1))
+    np.testing.assert_allclose(drawn.score, logits.max(axis=1), rtol=SUMS)
+
+
 # The kernel, interpreted.
 
 TIED = (70, 100, 150)  # two in the first tile, one in the second
@@ -159,6 +183,22 @@ def test_one_nan_among_the_logits_shows_in_the_score():
     assert np.isnan(ours.score[0])
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy, of 0 times inf
+def test_infinite_logits_and_nan_of_two_tiles():
+    hidden, head = (np.array(array) for array in rows_and_head(4, 64, 192))
+    # Entries 100 and 170 are of different tiles; input 0 pushes all entries the same way.
+    head[:, 0], head[100, 3], head[170, 5] = -1, np.inf, np.inf
+    hidden[:, [3, 5]] = [[1, 1], [-1, -1], [-1, -1], [0, 1]]
+    hidden[2, 0] = np.inf
+    ours, wanted = run_interpreted(hidden, head, config=SMALL), REFERENCE(hidden, head)
+    # Two +inf; two -inf among finite ones; nothing but -inf; NaN (0 times inf) in a tile, +inf in the other.
+    np.testing.assert_array_equal(ours.score[[0, 2, 3]], [np.inf, -np.inf, np.nan])
+    np.testing.assert_array_equal(ours.tokens, wanted.tokens)
+    assert ours.tokens[[0, 2, 3]].tolist() == [100, 0, 191]
+    np.testing.assert_allclose(ours.score[1], wanted.score[1], rtol=SUMS)
+    np.testing.assert_allclose(ours.logsumexp[1], wanted.logsumexp[1], rtol=SUMS)
+
+
 def test_plain_greedy_row():
     hidden, head = rows_and_head(1, 64, 128, seed=1)
     ours = run_interpreted(hidden, head, config=HeadDrawConfig(tile_v=64, tile_k=32, stages=2))
@@ -192,8 +232,8 @@ def test_rows_of_zero_logits_draw_the_noise_itself():
     ("shape", "config", "reason"),
     [
         pytest.param((137, 64, 128), None, "rows", id="too-many-rows"),
-        pytest.param((1, 64, 96), None, "V must", id="vocabulary"),
-        pytest.param((1, 80, 128), None, "tile_k", id="width"),
+        pytest.param((9, 64, 96), None, "V must", id="vocabulary"),
+        pytest.param((9, 80, 128), None, "tile_k", id="width"),
         pytest.param((1, 64, 128), HeadDrawConfig(tile_v=96), "tile_v", id="tile"),
         pytest.param((1, 64, 128), HeadDrawConfig(stages=1), "stages", id="stages"),
         pytest.param((17, 64, 128), HeadDrawConfig(chunk=16), "chunk", id="chunk"),
@@ -205,6 +245,14 @@ def test_says_what_it_cannot_do(shape, config, reason):
     hidden, head = rows_and_head(*shape)
     with interpreted(), pytest.raises(NotImplementedError, match=reason):
         head_draw(hidden, head, config=config)
+
+
+def test_few_rows_are_left_to_xla_unless_a_config_is_given():
+    step = Rows(MIN_ROWS - 1, 4096, 151936)
+    with pytest.raises(NotImplementedError, match="fewer than 9 rows"):
+        lower(step)
+    assert "mosaic_gpu" in lower(step, config=config_of(step))
+    assert "mosaic_gpu" in lower(replace(step, num_rows=MIN_ROWS))
 
 
 def test_needs_bf16_rows():
@@ -271,7 +319,8 @@ def lower(shape, dtype=jnp.bfloat16, *, samples=True, config=None, device="NVIDI
     ],
 )
 def test_lowers_for_hopper(name, dtype, samples):
-    assert "mosaic_gpu" in lower(SHAPES[name], dtype, samples=samples)
+    shape = SHAPES[name]
+    assert "mosaic_gpu" in lower(shape, dtype, samples=samples, config=config_of(shape, dtype))
 
 
 def test_lowers_with_tiles_that_do_not_divide_the_vocabulary():
@@ -312,7 +361,7 @@ def test_draws_the_tokens_of_the_reference_on_a_gpu(name, dtype):
     if dtype == jnp.int8:
         head = jnp.round(head.astype(jnp.float32) * 100).astype(jnp.int8)
         options["scale"] = jnp.full((shape.vocab_size,), 0.01)
-    ours = jax.jit(head_draw)(hidden, head, **options)
+    ours = jax.jit(partial(head_draw, config=config_of(shape, dtype)))(hidden, head, **options)
     wanted = REFERENCE(hidden, head, **options)
     # Sums of `width` products of unit size, in another order.
     close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-3)
@@ -339,6 +388,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it_on_a_gpu():
     hidden, head = rows_and_head(shape.num_rows, shape.width, shape.vocab_size)
     together = jax.jit(head_draw)(hidden, head)
     for num_rows in (1, 17, 64):
-        alone = jax.jit(head_draw)(hidden[:num_rows], head)
+        config = config_of(replace(shape, num_rows=num_rows))
+        alone = jax.jit(partial(head_draw, config=config))(hidden[:num_rows], head)
         np.testing.assert_array_equal(alone.score, together.score[:num_rows])
         np.testing.assert_array_equal(alone.tokens, together.tokens[:num_rows])
