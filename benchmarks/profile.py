@@ -88,6 +88,7 @@ def main() -> None:
     own, options = parser.parse_known_args()
     args = arguments_parser().parse_args([*options, "--only", "parts"])
     turn = Turn(args.turn)
+    turn.pause_compilation()
     bench = Bench(args, turn)
     for part in own.parts.split(","):
         kind, _, argument = part.partition(":")

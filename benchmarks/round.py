@@ -3,8 +3,8 @@
 Parts are timed alone, queued behind each other. A *pipelined* round runs on two devices; `exposed` is what it takes
 beyond a verification. Rounds replay an acceptance length (`--simulate-accept-len`): all networks run at their full cost
 and every prepared outcome comes true, so a round is a hit; nothing here says anything about acceptance. What is
-replayed are logits, so the draft side of these rounds does not use the kernel `head_draw`. `round_ms` is the median
-time between rounds in mid-text, `tokens_per_s` all tokens over all decoding time.
+replayed are the guessed tokens (`replay.py`). `round_ms` is the median time between rounds in mid-text, `tokens_per_s`
+all tokens over all decoding time.
 
     python -m benchmarks.round --out benchmarks/results/round_h200.json
 
@@ -234,6 +234,7 @@ def peer(args: argparse.Namespace) -> dict:
     """transformers on the same shape, in a process of its own so that two frameworks do not share the memory."""
     command = [args.peer_python, "-m", "benchmarks.peer", "--shape", args.shape, "--context", str(args.context)]
     command += ["--repeats", str(args.repeats), "--rows", f"1,{args.num_drafts + 1}"]
+    command += [] if args.turn is None else ["--turn", str(args.turn)]
     try:
         result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=args.peer_seconds)
     except subprocess.TimeoutExpired:

@@ -68,35 +68,52 @@ class DraftSide:
 
         def draft_pass(drafts, num_fixed, states) -> Guess:
             arguments = (self._rows(anchors, drafts, noise), start, num_fixed, states, config)
-
-            def kernel():
-                if type(self).draft_logits is not DraftSide.draft_logits:
-                    raise NotImplementedError("the draft's logits are replaced")
-                self._check_plain()
-                return self._drawn(self.draft_hidden(*arguments), positions, with_logprobs)
-
-            return choose(
-                "head_draw", kernel, lambda: self._guessed(self.draft_logits(*arguments), positions, with_logprobs)
-            )
+            return self.guess_of_draft(arguments, positions, with_logprobs)
 
         def refresh(drafts) -> Guess:
             rows = jnp.concatenate([anchors[..., None], drafts[..., :-1]], axis=-1)  # row o predicts draft o
-
-            def kernel():
-                if self.predict_hidden is None:
-                    raise NotImplementedError("the predictor's logits are replaced")
-                self._check_plain()
-                taps, hidden = self.predict_hidden(rows, start)
-                return taps, self._drawn(hidden, positions, with_logprobs)
-
-            def otherwise():
-                taps, logits = self.predict(rows, start)
-                return taps, self._guessed(logits, positions, with_logprobs)
-
-            taps, guess = choose("head_draw", kernel, otherwise)
+            taps, guess = self.guess_of_predictor(rows, start, positions, with_logprobs)
             return replace(guess, states=self.draft.inject(taps, start))
 
         return refine(draft_pass, None if self.predict is None else refresh, config)
+
+    def guess_of_draft(self, arguments: tuple, positions: Int[Array, "B R G"], with_logprobs: bool) -> Guess:
+        """Tokens of one pass of the draft.
+
+        Args:
+            arguments: of `draft_logits`.
+            positions: of the drafts.
+            with_logprobs: keep the draft's log-probabilities.
+        """
+
+        def kernel():
+            if type(self).draft_logits is not DraftSide.draft_logits:
+                raise NotImplementedError("the draft's logits are replaced")
+            self._check_plain()
+            return self._drawn(self.draft_hidden(*arguments), positions, with_logprobs)
+
+        def otherwise():
+            return self._guessed(self.draft_logits(*arguments), positions, with_logprobs)
+
+        return choose("head_draw", kernel, otherwise)
+
+    def guess_of_predictor(
+        self, rows: Int[Array, "B R G"], start: Int[Array, "B R"], positions: Int[Array, "B R G"], with_logprobs: bool
+    ) -> tuple[Float[Array, "B R G M D"], Guess]:
+        """Predicted states of the rows of a refresh, and the tokens that follow from them."""
+
+        def kernel():
+            if self.predict_hidden is None:
+                raise NotImplementedError("the predictor's logits are replaced")
+            self._check_plain()
+            taps, hidden = self.predict_hidden(rows, start)
+            return taps, self._drawn(hidden, positions, with_logprobs)
+
+        def otherwise():
+            taps, logits = self.predict(rows, start)
+            return taps, self._guessed(logits, positions, with_logprobs)
+
+        return choose("head_draw", kernel, otherwise)
 
     def draft_logits(
         self,

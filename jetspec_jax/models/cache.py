@@ -18,7 +18,7 @@ class KVCache:
     """Keys and values of every layer for a batch of requests.
 
     Slots at positions >= `length` hold rejected or padded rows: garbage by contract, overwritten before they are
-    read. The capacity must leave room for a whole block beyond the last position that is kept, and with matrix kernels
+    read. The capacity must leave room for a whole block beyond the last position that is kept, and with GPU kernels
     for its rows of padding (`ops/kernels.missing_rows`), because `dynamic_update_slice` moves a write that does not fit
     and would destroy older rows (bug case C16).
 

@@ -127,7 +127,7 @@ def test_when_time_is_up_the_record_says_what_it_lacks(tmp_path, capsys):
     python = tmp_path / "python"
     python.write_text("""#!/bin/sh\necho '{"compiled": {"1": 2.0, "17": null}}'\n""")
     python.chmod(0o755)
-    limits = ["--max-seconds", "1", "--tasks", "foresight,peer", "--configs", "J0/B4"]
+    limits = ["--max-seconds", "4", "--tasks", "foresight,peer", "--configs", "J0/B4"]
     round_record.main(["--shape", "tiny", *limits, "--peer", "--peer-python", str(python), "--out", str(path)])
     record = json.loads(path.read_text())
     assert record == json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -17,6 +17,7 @@ from jetspec_jax.drafters import JetSpecPP, StatelessDrafter
 from jetspec_jax.drafters.jetspecpp import PLAIN_PASS
 from jetspec_jax.language_model import LanguageModel
 from jetspec_jax.models.draft import Draft
+from jetspec_jax.ops.kernels import Kernels
 from jetspec_jax.sampling_params import SamplingParams
 from jetspec_jax.testing import ScriptedDrafter, counting_target
 
@@ -149,6 +150,14 @@ class OwnContextOracle(StatelessDrafter):
         for row in range(memory.shape[0]):
             memory = jax.lax.dynamic_update_slice(memory, rows.tokens[row : row + 1], (row, length[row]))
         return memory, length + rows.num_kept, count
+
+
+@pytest.mark.parametrize(("ops", "slots"), [(("attention",), 7), (("int8_matmul",), 7), (("swiglu",), 0), ((), 0)])
+def test_kernels_that_pad_rows_need_slots_for_them(ops, slots):
+    """Without the slots the last write of a full cache would move down and destroy older rows (bug case C16)."""
+    programs = LanguageModel(counting_target(97), drafter=None).programs
+    programs.executables.kernels = {jax.devices()[0]: Kernels(ops)}
+    assert programs.padding_rows == slots
 
 
 def test_acceptance_recovers_after_rejections():

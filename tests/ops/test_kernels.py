@@ -5,7 +5,17 @@ import threading
 import jax
 import pytest
 
-from jetspec_jax.ops.kernels import MEASURED, OPS, Kernels, choose, missing_rows, multiplies, normalises, wants
+from jetspec_jax.ops.kernels import (
+    MEASURED,
+    OPS,
+    Kernels,
+    choose,
+    missing_rows,
+    multiplies,
+    normalises,
+    pads_rows,
+    wants,
+)
 
 
 def refuse():
@@ -95,10 +105,20 @@ def test_two_threads_trace_with_one_object():
     ("batch", "num_rows", "missing"),
     [(1, 1, 0), (1, 8, 0), (1, 17, 7), (1, 34, 6), (8, 1, 0), (4, 17, 7), (8, 17, 0), (1, 128, 0), (64, 1, 0)],
 )
-def test_padding_of_blocks(batch, num_rows, missing):
+@pytest.mark.parametrize("op", ["attention", "matmul", "int8_matmul"])
+def test_padding_of_blocks(op, batch, num_rows, missing):
     assert missing_rows(batch, num_rows) == 0
-    with Kernels(("matmul",)).tracing():
+    kernels = Kernels((op,))
+    assert pads_rows(kernels)
+    with kernels.tracing():
         assert missing_rows(batch, num_rows) == missing
+
+
+def test_kernels_that_take_rows_as_they_are_pad_none():
+    kernels = Kernels(("qk_norm_rope", "residual_norm", "swiglu", "head_draw"))
+    assert not pads_rows(kernels)
+    with kernels.tracing():
+        assert missing_rows(1, 17) == 0
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,17 @@ def test_reference_reads_an_int8_head_in_fragment_order():
 
 # The kernel, interpreted.
 
+
+@pytest.mark.usefixtures("registers_for_wgmma")
+@pytest.mark.parametrize("tile_v", [64, 128])
+def test_int8_head_in_fragment_order(tile_v):
+    hidden, head, scale, logits = quantised_rows()
+    config = HeadDrawConfig(tile_v=tile_v, tile_k=32, stages=2)
+    ours = run_interpreted(hidden, fragment_order(jnp.array(head)), scale=scale, config=config)
+    np.testing.assert_array_equal(ours.tokens, logits.argmax(axis=1))
+    np.testing.assert_allclose(ours.score, logits.max(axis=1), rtol=SUMS)
+
+
 TIED = (70, 100, 150)  # two in the first tile, one in the second
 TIED_ROW, NAN_ROW = 3, 5
 

@@ -68,7 +68,7 @@ def test_verified_rows(target, ops):
         x, taps, cache = definition.merge(leaves)(tokens, cache)
         return x, taps, cache.keys[0][:, :, :8], cache.values[0][:, :, :8]
 
-    tokens = jnp.arange(5, dtype=jnp.int32)[None]
+    tokens = jnp.arange(9, dtype=jnp.int32)[None]  # products of fewer rows are XLA's
     cache = target.init_cache(1, 128).with_length(jnp.array([3], jnp.int32))
     kernels = Kernels(ops)
     outputs = run(kernels, program, leaves, tokens, cache)
@@ -77,9 +77,17 @@ def test_verified_rows(target, ops):
     assert max(relative(a, b) for a, b in zip(outputs, expected, strict=True)) < MAX_ERROR
 
 
-@pytest.mark.parametrize("form", [lambda draft: draft, quantized], ids=["given", "int8"])
-def test_blocks_of_a_draft(target, form):
-    """Attention over a shared context, and what the int8 form leaves to XLA."""
+@pytest.mark.parametrize(
+    ("form", "products"),
+    [
+        pytest.param(lambda draft: draft, (), id="given"),
+        pytest.param(quantized, (), id="int8"),
+        pytest.param(quantized, ("int8_matmul",), id="int8 products"),
+    ],
+)
+@pytest.mark.usefixtures("registers_for_wgmma")
+def test_blocks_of_a_draft(target, form, products):
+    """Attention over a shared context, and int8 weights in XLA's form and in the kernel's."""
     draft = form(Draft(draft_config_for(target.config, num_layers=1), dtype=jnp.bfloat16, rngs=nnx.Rngs(1)))
     definition, leaves = split(draft)
 
@@ -88,7 +96,7 @@ def test_blocks_of_a_draft(target, form):
 
     x = jax.random.normal(jax.random.key(0), (1, 2, 8, 128), jnp.bfloat16)
     context, start = draft.init_context(1, 128), jnp.array([[4, 6]], jnp.int32)
-    kernels = Kernels(("attention", "qk_norm_rope"))
+    kernels = Kernels(("attention", "qk_norm_rope", *products))
     outputs = run(kernels, program, leaves, x, context, start)
     assert kernels.refused == {}
     assert relative(outputs, run(Kernels(), program, leaves, x, context, start)) < MAX_ERROR
