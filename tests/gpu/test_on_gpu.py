@@ -95,13 +95,16 @@ def test_speculative_text_equals_plain_text_in_fp32(source, prompt):
     assert speculative.token_ids == plain.token_ids
 
 
+@pytest.mark.parametrize("kernels", ["none", "all"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_bf16_text_is_lossless_up_to_ties(source, temperature):
-    model = jetspec_jax.load(source, drafter="ngram", num_drafts=15, progress=False)
+def test_bf16_text_is_lossless_up_to_ties(source, temperature, kernels):
+    """With kernels too the text is held against a model that runs none."""
+    model = jetspec_jax.load(source, drafter="ngram", num_drafts=15, progress=False, kernels=kernels)
     assert model.dtype == np.dtype("bfloat16")
     params = SamplingParams(max_new_tokens=100, temperature=temperature, seed=0)
     output = model.generate(PROMPT, params)
-    report = check_lossless(model, output.prompt_token_ids, output.token_ids, params)
+    judge = jetspec_jax.load(source, drafter="ngram", num_drafts=15, progress=False, kernels="none")
+    report = check_lossless(judge, output.prompt_token_ids, output.token_ids, params)
     assert report.is_lossless, report.verdict
 
 
