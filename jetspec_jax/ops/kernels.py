@@ -12,8 +12,8 @@ import jax
 
 OPS = ("attention", "qk_norm_rope", "residual_norm", "swiglu", "matmul", "int8_matmul", "head_draw")
 # What `auto` takes: measured to be faster than XLA's form, and no text can be wrong because of it. `attention`,
-# `qk_norm_rope`, `residual_norm` and `swiglu` are faster too (docs/results.md, "A step with GPU kernels") and agree with
-# their references on the GPU, but targets run them: they wait for texts that were compared end to end (tests/gpu).
+# `qk_norm_rope`, `residual_norm` and `swiglu` are faster too (docs/results.md, "A step with GPU kernels") and agree
+# with their references on the GPU, but targets run them: they wait for texts compared end to end (tests/gpu).
 MEASURED: dict[str, tuple[str, ...]] = {"NVIDIA H200": ("int8_matmul",)}
 # Before, each call of a kernel in a program was compiled anew: a minute and more for 36 layers, for a few percent.
 COMPILED_ONCE_SINCE = (0, 12)
