@@ -60,7 +60,7 @@ def skinny_matmul(
     Raises:
         NotImplementedError: outside the limits above.
     """
-    num_cores = _num_cores()
+    num_cores = hopper_cores()
     out_dtype = jnp.dtype(out_dtype or x.dtype)
     if x.dtype != jnp.bfloat16 or (residual is not None and residual.dtype != out_dtype):
         dtypes = f"x {x.dtype}, residual {None if residual is None else residual.dtype}, result {out_dtype}"
@@ -83,7 +83,7 @@ def skinny_matmul(
     return _finish(y, x, scale, residual, product) if plan.is_partial else y
 
 
-def _num_cores() -> int:
+def hopper_cores() -> int:
     """SMs of the device, which must be a Hopper."""
     described = jax.sharding.get_abstract_mesh().abstract_device
     device = described if described is not None else jax.devices()[0]
