@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +39,7 @@ from benchmarks.timing import read_bandwidth
 from benchmarks.turn import Turn
 from jetspec_jax.config import adapter_config_for, draft_config_for
 from jetspec_jax.drafters import PLAIN_PASS, JetSpecPP
-from jetspec_jax.drafting_config import DraftingConfig, RefineConfig
+from jetspec_jax.drafting_config import DraftingConfig, DraftWeights, RefineConfig
 from jetspec_jax.evaluation.record import environment
 from jetspec_jax.language_model import LanguageModel, LowAcceptanceWarning
 from jetspec_jax.models.adapter import Adapter
@@ -252,7 +253,7 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-drafts", type=int, default=16)
     parser.add_argument("--configs", default=CONFIGS)
     parser.add_argument("--blocks", default="4,1,8", help="blocks of the passes of the draft side")
-    parser.add_argument("--draft-weights", choices=("given", "int8"), default="int8")
+    parser.add_argument("--draft-weights", choices=get_args(DraftWeights), default="int8")
     parser.add_argument("--kernels", default="auto", help="auto, all, none, or names with commas")
     parser.add_argument("--simulate-accept-len", type=float, default=8.94)
     parser.add_argument("--rounds", type=int, default=100)

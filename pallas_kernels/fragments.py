@@ -21,7 +21,7 @@ def load_fragments(tile) -> Float[Array, "outputs I"]:
     Args:
         tile: reference to [outputs, I], a multiple of 64 outputs.
     """
-    if is_emulated():
+    if _emulated.get():
         return natural_order(tile[...]).astype(jnp.bfloat16)
     # "Optimized" asks for loads of 16 bytes, which this layout does not have.
     values: Int8[Array, "outputs I"] = plgpu.load(tile, layout=plgpu.Layout.WGMMA_8BIT, optimized=False)
@@ -46,14 +46,9 @@ def _renamed(weight: Float[Array, "outputs I"]) -> Float[Array, "outputs I"]:
     return rename(weight)
 
 
-def is_emulated() -> bool:
-    """Whether the interpreter is to run what is traced."""
-    return _emulated.get()
-
-
 @contextmanager
 def emulated() -> Iterator[None]:
-    """What is traced inside does without Mosaic's own code, which the interpreter does not know."""
+    """What is traced inside reorders values instead of renaming registers, which the interpreter cannot."""
     token = _emulated.set(True)
     try:
         yield

@@ -46,7 +46,7 @@ class EvaluationPoint:
 
     @classmethod
     def parse(cls, name: str) -> "EvaluationPoint":
-        """A point by its name: a refinement, then `B=4`, `T=0.7`, `plain` (no coupled noise), `int8` as they apply.
+        """A point by its name: a refinement, then `B=4`, `T=0.7`, `plain` (no coupled noise), `int8` or `fp8`.
 
         Raises:
             ValueError: another form.
@@ -61,10 +61,10 @@ class EvaluationPoint:
                 fields["temperature"] = float(match[1])
             elif option == "plain":
                 fields["couple_noise"] = False
-            elif option == "int8":
+            elif option in ("int8", "fp8"):
                 fields["draft_weights"] = option
             else:
-                raise ValueError(f"point {name!r}: {option!r} is not of the form B=4, T=0.7, plain or int8")
+                raise ValueError(f"point {name!r}: {option!r} is not of the form B=4, T=0.7, plain, int8 or fp8")
         return cls(name=name, refine=refine, **fields)
 
     def drafter(self, drafter: JetSpecPP) -> JetSpecPP:

@@ -10,8 +10,7 @@ _MODULES = {
     "qk_norm_rope": qk_norm_rope,
     "residual_norm": residual_norm,
     "swiglu": swiglu,
-    "matmul": matmul,
-    "int8_matmul": matmul,
+    **dict.fromkeys(matmul.OPS.values(), matmul),
     "head_draw": head_draw,
 }
 
@@ -25,7 +24,7 @@ def cases_of(op: str, *, context_len: int) -> Iterator[Case]:
     """
     module = _MODULES[op]
     for name, shape in module.SHAPES.items():
-        if module is matmul and (op == "int8_matmul") != (shape.weight_dtype == "int8"):
+        if module is matmul and op != matmul.OPS[shape.weight_dtype]:
             continue
         yield module.case(name, shape, context_len) if op == "attention" else module.case(name, shape)
 

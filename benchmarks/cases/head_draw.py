@@ -15,6 +15,7 @@ from pallas_kernels.head_draw import bytes_moved, candidate_configs, default_con
 from pallas_kernels.head_draw import shapes as named
 
 TEMPERATURE = 0.7
+QUANTISED = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
 
 
 @dataclass(frozen=True)
@@ -24,37 +25,38 @@ class Draws:
     Attributes:
         rows: their shape.
         kind: `greedy`: token and score of each row; `noise`: at a temperature, with the position's noise, and with the
-            log of the sum of exponentials, as the draft side draws; `int8`: the same from a quantised head.
+            log of the sum of exponentials, as the draft side draws; `int8`, `fp8`: the same from a quantised head.
     """
 
     rows: named.Rows
-    kind: Literal["greedy", "noise", "int8"]
+    kind: Literal["greedy", "noise", "int8", "fp8"]
 
 
 SHAPES = {
     f"{name}/{kind}": Draws(rows, kind)
     for name, rows in named.SHAPES.items()
     # Verification reads the target's own head.
-    for kind in (("greedy", "noise", "int8") if "draft" in name else ("greedy", "noise"))
+    for kind in (("greedy", "noise", *QUANTISED) if "draft" in name else ("greedy", "noise"))
 }
 
 
 def case(name: str, shape: Draws) -> Case:
     """The head of a step."""
     rows, width, vocab_size = shape.rows.num_rows, shape.rows.width, shape.rows.vocab_size
-    is_int8, is_greedy = shape.kind == "int8", shape.kind == "greedy"
-    sizes = (rows, width, vocab_size, 1 if is_int8 else 2)
+    is_greedy = shape.kind == "greedy"
+    sizes = (rows, width, vocab_size, QUANTISED.get(shape.kind, jnp.bfloat16))
 
     def make(key) -> Inputs:
         keys = jax.random.split(key, 3)
         weight, scale = normal(keys[0], vocab_size, width, scale=width**-0.5), None
-        if is_int8:
-            quantised = QuantizedWeight.of(weight)
-            weight, scale = quantised.values, quantised.scale
+        hidden = normal(keys[1], rows, width)
+        if shape.kind in QUANTISED:
+            quantised = QuantizedWeight.of(weight, shape.kind)
+            hidden, weight, scale = quantised.rounded(hidden), quantised.values, quantised.scale
         noise = None
         if not is_greedy:
             noise = (jax.random.bits(keys[2], (rows, 2), jnp.uint32), jnp.full((rows,), TEMPERATURE))
-        return Inputs((normal(keys[1], rows, width), weight, scale, noise))
+        return Inputs((hidden, weight, scale, noise))
 
     def fused(function, hidden, weight, scale, noise, **options):
         if noise is not None:
@@ -63,6 +65,7 @@ def case(name: str, shape: Draws) -> Case:
         return (drawn.tokens, drawn.score, None if is_greedy else drawn.logsumexp), ()
 
     def xla(hidden, weight, scale, noise):
+        hidden = hidden.astype(jnp.bfloat16)
         weight = weight if scale is None else QuantizedWeight(weight, scale, hidden.dtype)
         scores = linear(hidden, weight, out_dtype=jnp.float32)
         if noise is not None:
@@ -79,7 +82,7 @@ def case(name: str, shape: Draws) -> Case:
         xla=xla,
         reference=lambda *arrays: fused(reference.head_draw, *arrays),
         make=make,
-        num_bytes=bytes_moved(*sizes, has_scale=is_int8),
+        num_bytes=bytes_moved(*sizes),
         configs=lambda: candidate_configs(*sizes),
     )
 

@@ -12,15 +12,15 @@ from jetspec_jax.ops.quantized_weight import QuantizedWeight
 from pallas_kernels.skinny_matmul import Product, bytes_moved, candidate_configs, reference, skinny_matmul
 from pallas_kernels.skinny_matmul import shapes as named
 
-# The target reads its weights as they are, a row or a block at a time; the draft side int8, for many blocks. Blocks of
-# 17 and 34 rows come padded (`ops/kernels.missing_rows`).
-VARIANTS = (("", 1), ("", 24), ("int8", 40), ("int8", 64), ("int8", 128))
+# The target reads its weights as they are, a row or a block at a time; the draft side 8 bits, for many blocks. Blocks
+# of 17 and 34 rows come padded (`ops/kernels.missing_rows`).
+VARIANTS = (("", 1), ("", 24), *((weights, rows) for weights in ("int8", "fp8") for rows in (40, 64, 128)))
+FORMS = {"": lambda product: product, "int8": named.with_int8, "fp8": named.with_fp8}
+OPS = {"bfloat16": "matmul", "int8": "int8_matmul", "float8_e4m3fn": "fp8_matmul"}
 SHAPES = {
-    f"{name}/{rows}{quantised and '/'}{quantised}": replace(
-        named.with_int8(product) if quantised else product, num_rows=rows
-    )
+    f"{name}/{rows}{weights and '/'}{weights}": replace(FORMS[weights](product), num_rows=rows)
     for name, product in named.SHAPES.items()
-    for quantised, rows in VARIANTS
+    for weights, rows in VARIANTS
 }
 
 
@@ -32,12 +32,13 @@ def case(name: str, product: Product) -> Case:
     def make(key) -> Inputs:
         keys = jax.random.split(key, 5)
         weight, scale = normal(keys[0], outputs, inputs, scale=inputs**-0.5), None
+        x = normal(keys[3], rows, inputs)
         if product.has_scale:
-            quantised = QuantizedWeight.of(weight)
-            weight, scale = quantised.values, quantised.scale
+            quantised = QuantizedWeight.of(weight, "fp8" if product.x_dtype == product.weight_dtype else "int8")
+            x, weight, scale = quantised.rounded(x), quantised.values, quantised.scale
         norm_scale = normal(keys[1], inputs) if product.has_norm else None
         residual = normal(keys[2], rows, product.width, dtype=out_dtype) if product.has_residual else None
-        return Inputs((normal(keys[3], rows, inputs), weight, scale, norm_scale, residual))
+        return Inputs((x, weight, scale, norm_scale, residual))
 
     def fused(function, x, weight, scale, norm_scale, residual, **options):
         norm = (norm_scale, product.norm_eps) if product.has_norm else None
@@ -45,6 +46,7 @@ def case(name: str, product: Product) -> Case:
         return function(x, weight, out_dtype=out_dtype, **options), ()
 
     def xla(x, weight, scale, norm_scale, residual):
+        x = x.astype(jnp.bfloat16)
         weight = weight if scale is None else QuantizedWeight(weight, scale, x.dtype)
         norm = (norm_scale, product.norm_eps) if product.has_norm else None
         if product.is_swiglu:
@@ -66,4 +68,4 @@ def case(name: str, product: Product) -> Case:
     )
 
 
-__all__ = ["SHAPES", "case"]
+__all__ = ["OPS", "SHAPES", "case"]

@@ -83,10 +83,13 @@ class Programs:
         self.draft_device = device if draft_device is None else draft_device
         self.draft_leaves = drafter.place(self.draft_device)
         self._decoder_definition, self.decoder_leaves = self._own_decoder()
-        used = {self.device: Kernels.for_device(self.device.device_kind, kernels)}
-        if self.draft_device != self.device:
-            used[self.draft_device] = Kernels.for_device(self.draft_device.device_kind, kernels)
-        self.executables = Executables(used)
+        target_bytes = sum(leaf.nbytes for leaf in leaves)
+        self.executables = Executables(
+            {
+                each: Kernels.for_device(each.device_kind, kernels, target_bytes=target_bytes)
+                for each in (self.device, self.draft_device)
+            }
+        )
         self._requests = itertools.count()
 
     @property

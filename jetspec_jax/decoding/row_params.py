@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key, UInt32
 
 from jetspec_jax.sampling_params import SamplingParams
 
@@ -132,8 +131,12 @@ def row_params(
     seeds = [_seed_of(request) for request in requests]
     # Seeds have 63 bits: the low half makes the key, the high half is folded in.
     halves = np.array([(seed & 0xFFFFFFFF, seed >> 32) for seed in seeds], np.uint32)
-    keys = jax.vmap(lambda pair: jax.random.fold_in(jax.random.key(pair[0]), pair[1]))(jnp.asarray(halves))
-    return RowParams(key=jax.device_put(keys, device), **jax.device_put(columns, device))
+    return RowParams(key=_keys_of(jax.device_put(halves, device)), **jax.device_put(columns, device))
+
+
+@jax.jit  # one dispatch, before the first token of every call
+def _keys_of(halves: UInt32[Array, "B 2"]) -> Key[Array, "B"]:
+    return jax.vmap(lambda pair: jax.random.fold_in(jax.random.key(pair[0]), pair[1]))(halves)
 
 
 def _fp32(value: float) -> float:

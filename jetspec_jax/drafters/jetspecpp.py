@@ -97,7 +97,7 @@ class JetSpecPP:
         self.calibration = calibration
         self.max_len = max_len
         self.draft = draft
-        self._definition, self._leaves = split(quantized(draft) if self._is_quantized else draft)
+        self._definition, self._leaves = split(self._as_read(draft))
         self._num_calibrated = len(jax.tree.leaves(calibration))
         self._num_rows = num_block_rows(draft, self.num_drafts)
 
@@ -145,7 +145,7 @@ class JetSpecPP:
 
     def own_decoder(self, decoder: Decoder) -> Decoder | None:
         """The target's top in the form the drafter reads it; None for as it is."""
-        return quantized(decoder) if self._is_quantized else None
+        return self._as_read(decoder) if self.drafting.draft_weights != "given" else None
 
     def init_state(self, decoder: Decoder, batch: int, capacity: int) -> DraftCaches:
         """Empty caches."""
@@ -280,9 +280,9 @@ class JetSpecPP:
             num_drafts=self.num_drafts,
         )
 
-    @property
-    def _is_quantized(self) -> bool:
-        return self.drafting.draft_weights == "int8"
+    def _as_read[M: nnx.Module](self, module: M) -> M:
+        weights = self.drafting.draft_weights
+        return module if weights == "given" else quantized(module, weights)
 
     @property
     def _with_logprobs(self) -> bool:

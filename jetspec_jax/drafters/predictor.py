@@ -59,7 +59,7 @@ class AdapterPredictor:
 
     def __init__(self, adapter: Adapter, weights: DraftWeights = "given"):
         self.adapter, self.weights = adapter, weights
-        self._definition, self._leaves = split(quantized(adapter) if weights == "int8" else adapter)
+        self._definition, self._leaves = split(adapter if weights == "given" else quantized(adapter, weights))
 
     def merge(self, leaves: Leaves) -> Adapter:
         """The adapter over placed leaves."""

@@ -1,6 +1,7 @@
 """Static key/value cache with per-row lengths. Rollback is setting the length; nothing beyond it is ever read."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -38,10 +39,8 @@ class KVCache:
     ) -> "KVCache":
         """An empty cache."""
 
-        def side():
-            return tuple(jnp.zeros((batch, num_kv_heads, capacity, head_dim), dtype) for _ in range(num_layers))
-
-        return cls(keys=side(), values=side(), length=jnp.zeros((batch,), jnp.int32))
+        keys, values = _zeros(num_layers, (batch, num_kv_heads, capacity, head_dim), jnp.dtype(dtype))
+        return cls(keys=keys, values=values, length=jnp.zeros((batch,), jnp.int32))
 
     @property
     def capacity(self) -> int:
@@ -104,3 +103,8 @@ def update_rows(
         at = [{0: b, axis: start[b]}.get(i, 0) for i in range(buffer.ndim)]
         buffer = jax.lax.dynamic_update_slice(buffer, rows[b : b + 1], at)
     return buffer
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))  # one dispatch for all layers, before the first token of every call
+def _zeros(num_layers: int, shape: tuple[int, ...], dtype: DTypeLike) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    return tuple(tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)) for _ in range(2))

@@ -39,9 +39,9 @@ def head_draw(
 
     scale = None
     if isinstance(weight, QuantizedWeight):
-        if not weight.is_reordered:
+        if not (weight.is_reordered or weight.is_fp8):
             raise NotImplementedError(f"the kernel reads inputs in groups of 16, got {list(weight.shape)}")
-        weight, scale = weight.values, weight.scale
+        hidden, weight, scale = weight.rounded(hidden), weight.values, weight.scale
     elif weight.ndim != 2:
         raise NotImplementedError(f"the kernel reads weights [O, I], got {list(weight.shape)}")
     rows = positions.shape

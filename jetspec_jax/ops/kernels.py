@@ -10,15 +10,17 @@ from contextvars import ContextVar
 
 import jax
 
-OPS = ("attention", "qk_norm_rope", "residual_norm", "swiglu", "matmul", "int8_matmul", "head_draw")
-# What `auto` takes: measured to be faster than XLA's form, and no text can be wrong because of it. `attention`,
-# `qk_norm_rope`, `residual_norm` and `swiglu` are faster too (docs/results.md, "A step with GPU kernels") and agree
-# with their references on the GPU, but targets run them: they wait for texts compared end to end (tests/gpu).
-MEASURED: dict[str, tuple[str, ...]] = {"NVIDIA H200": ("int8_matmul",)}
+OPS = ("attention", "qk_norm_rope", "residual_norm", "swiglu", "matmul", "int8_matmul", "fp8_matmul", "head_draw")
+# What `auto` takes: measured to be faster than XLA's form (docs/results.md, "A step with GPU kernels"), equal to the
+# references on that GPU, and texts compared end to end with those of no kernels (tests/gpu).
+MEASURED: dict[str, tuple[str, ...]] = {"NVIDIA H200": OPS}
+# Steps of smaller targets are launches, not bytes, and kernels lose (SmolLM2-135M on an H200: a round of J0 1.94 ms
+# without, 2.30 with all of them).
+MIN_TARGET_BYTES = 2 * 10**9
 # Before, each call of a kernel in a program was compiled anew: a minute and more for 36 layers, for a few percent.
 COMPILED_ONCE_SINCE = (0, 12)
 # Operations that like their rows in multiples of 8.
-_IN_ROWS = ("attention", "matmul", "int8_matmul")
+_IN_ROWS = ("attention", "matmul", "int8_matmul", "fp8_matmul")
 
 _tracing: ContextVar["Kernels | None"] = ContextVar("kernels", default=None)
 
@@ -42,15 +44,23 @@ class Kernels:
         self.refused: dict[str, set[str]] = {}
 
     @classmethod
-    def for_device(cls, device_kind: str, asked: str | Sequence[str] = "auto") -> "Kernels":
-        """`all` and `none` are what they say; `auto` takes `MEASURED`, from jax 0.12 on.
+    def for_device(
+        cls, device_kind: str, asked: str | Sequence[str] = "auto", *, target_bytes: int = MIN_TARGET_BYTES
+    ) -> "Kernels":
+        """`all` and `none` are what they say; `auto` takes `MEASURED`, for large targets and from jax 0.12 on.
+
+        Args:
+            device_kind: as JAX names it.
+            asked: a word or names.
+            target_bytes: of the target's weights.
 
         Raises:
             ValueError: unknown names, or kernels asked for by name on a device that has none.
         """
         is_hopper = any(name in device_kind for name in _HOPPER)
         if isinstance(asked, str):
-            measured = MEASURED.get(device_kind, ()) if jax.__version_info__ >= COMPILED_ONCE_SINCE else ()
+            pays = target_bytes >= MIN_TARGET_BYTES and jax.__version_info__ >= COMPILED_ONCE_SINCE
+            measured = MEASURED.get(device_kind, ()) if pays else ()
             by_word = {"auto": measured, "all": OPS, "none": ()}
             if asked not in by_word:
                 raise ValueError(f"kernels={asked!r} is not auto, all, none or a list of {list(OPS)}")
@@ -93,8 +103,8 @@ def multiplies(op: str, num_rows: int) -> bool:
 
 
 def normalises(op: str, num_rows: int) -> bool:
-    """Whether such a product also does the norm before it."""
-    return multiplies(op, num_rows) and num_rows <= MAX_NORM_ROWS
+    """Whether such a product also does the norm before it; rows of fp8 are rounded behind it."""
+    return op != "fp8_matmul" and multiplies(op, num_rows) and num_rows <= MAX_NORM_ROWS
 
 
 def missing_rows(batch: int, num_rows: int) -> int:

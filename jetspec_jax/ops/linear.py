@@ -113,7 +113,9 @@ def silu_gate(gate_up: Float[Array, "*rows twice"]) -> Float[Array, "*rows F"]:
 
 
 def _op(weight: Weight) -> str:
-    return "int8_matmul" if isinstance(weight, QuantizedWeight) else "matmul"
+    if not isinstance(weight, QuantizedWeight):
+        return "matmul"
+    return "fp8_matmul" if weight.is_fp8 else "int8_matmul"
 
 
 def _skinny(x, weight: Weight, bias, norm=None, **options):
@@ -129,11 +131,12 @@ def _skinny(x, weight: Weight, bias, norm=None, **options):
         raise NotImplementedError("the kernel has no bias")
     if norm is not None and not takes_norm(weight, num_rows):
         x, norm = rms_norm(x, *norm), None
+    options["out_dtype"] = options.get("out_dtype") or x.dtype
     scale = None
     if isinstance(weight, QuantizedWeight):
-        if not weight.is_reordered:
+        if not (weight.is_reordered or weight.is_fp8):
             raise NotImplementedError(f"the kernel reads inputs in groups of 16, got {list(weight.shape)}")
-        weight, scale = weight.values, weight.scale
+        x, weight, scale = weight.rounded(x), weight.values, weight.scale
     if options.get("residual") is not None:
         options["residual"] = options["residual"].reshape(-1, options["residual"].shape[-1])
     y = skinny_matmul(x.reshape(-1, x.shape[-1]), weight, scale=scale, norm=norm, **options)

@@ -26,11 +26,9 @@ def project(x: Float[Array, "*rows I"], weight: Weight, out_dtype: DTypeLike | N
     """`x W^T`, contracted over the input axis of both; the result has the dtype of x unless given."""
     out_dtype = out_dtype or x.dtype
     if isinstance(weight, QuantizedWeight):
-        # The integers are exact in bf16; the scale, one an output, comes after the sum.
-        values = weight.values.astype(x.dtype)
-        y = jnp.einsum(
-            "...i,oi->...o", weight.in_order(x), values, precision=HIGHEST, preferred_element_type=jnp.float32
-        )
+        # 8 bits are exact in bf16; the scale, one an output, comes after the sum.
+        values, rows = weight.values.astype(x.dtype), weight.in_order(weight.rounded(x)).astype(x.dtype)
+        y = jnp.einsum("...i,oi->...o", rows, values, precision=HIGHEST, preferred_element_type=jnp.float32)
         return (y * jnp.expand_dims(weight.scale, range(y.ndim - 1))).astype(out_dtype)
     if weight.ndim == 2:
         return jnp.einsum("...i,oi->...o", x, weight, precision=HIGHEST, preferred_element_type=out_dtype)

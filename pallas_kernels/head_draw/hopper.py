@@ -11,9 +11,9 @@ noised, reduced to (maximum, its first index, sum of exponentials) each. Tiles a
   instructions an entry and padded row, most of them the hash; 40 us of all ALUs at 17 rows, 0.2 ms at 128.
 * Grid: ceil(V / tile_v), in any order. Shared memory lets two blocks share an SM (`config.py`): one draws while the
   other streams. V that tile_v does not divide: the last tile is moved up and skips what the tile before it has done.
-* SMEM: a stage is tile_k (tile_v itemsize + 2 T); the epilogue reuses it (4 tile_v T).
-* Limits: bf16 rows, 9 <= T <= 136 (1 <= T with a config given: fewer are left to XLA, see `MIN_ROWS`); bf16 or
-  int8 head, V a multiple of 64, D of 32; Hopper only (wgmma).
+* SMEM: a stage is tile_k (tile_v + T) elements; the epilogue reuses it (4 tile_v T).
+* Limits: 9 <= T <= 136 (1 <= T with a config given: fewer are left to XLA, see `MIN_ROWS`); bf16, int8 or fp8 head
+  and rows of bf16, with an fp8 head of fp8; V a multiple of 64, D of 32; Hopper only (wgmma).
 * Equality with XLA: given equal logits, scores are equal bit for bit: hash and mantissa are integers, division and
   logarithm compile to the same instructions as XLA's (div.full, libdevice's logf). Logits are summed in another order,
   so two entries whose scores are within rounding of each other may swap.
@@ -29,13 +29,14 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int, Int8, UInt32
 
 from pallas_kernels.fragments import load_fragments
-from pallas_kernels.head_draw.config import MIN_ROWS, HeadDrawConfig, default_config, padded
+from pallas_kernels.head_draw.config import MIN_ROWS, HeadDrawConfig, default_config, padded, row_dtype
 from pallas_kernels.head_draw.noise import check_jax_noise, gumbel
 from pallas_kernels.head_draw.result import HeadDraw
 
 HOPPER = ("H100", "H200", "H800", "H20")
 MATRIX = plgpu.Layout.WGMMA  # [entries, rows]
 BY_ROW, BY_ENTRY = MATRIX.reduce(0), MATRIX.reduce(1)
+PART = 64  # inputs of an int8 head that are in registers as bf16, twice
 NO_ENTRY = jnp.iinfo(jnp.int32).max
 
 
@@ -68,8 +69,8 @@ def head_draw(
     """Draws a token for each row, as `reference.head_draw` does, without its logits in memory.
 
     Args:
-        hidden: bf16, normalised states.
-        head: bf16, or int8 in fragment order with a scale.
+        hidden: normalised states: bf16, or fp8 (e4m3) with an fp8 head.
+        head: bf16, or int8 in fragment order, or fp8; the last two with a scale.
         scale: fp32, multiplies all logits of an entry.
         noise_keys: key data of each row's noise, the position folded in; needs a temperature. None draws no noise.
         temperature: fp32, divides the logits; a row of 0 is greedy: neither divided nor noised. None: all are.
@@ -83,17 +84,17 @@ def head_draw(
     """
     if noise_keys is not None and temperature is None:
         raise ValueError("noise_keys need a temperature: rows of temperature 0 get no noise")
-    if head.dtype == jnp.int8 and scale is None:
-        raise ValueError("an int8 head needs a scale")
+    if head.dtype != jnp.bfloat16 and scale is None:
+        raise ValueError(f"a head of {head.dtype} needs a scale")
     (num_rows, width), vocab_size = hidden.shape, head.shape[0]
     _check_device()
-    if hidden.dtype != jnp.bfloat16 or head.dtype not in (jnp.bfloat16, jnp.int8):
-        raise NotImplementedError(f"bf16 rows and a bf16 or int8 head, got {hidden.dtype} and {head.dtype}")
+    if hidden.dtype != (wanted := row_dtype(head.dtype)):
+        raise NotImplementedError(f"rows must be {wanted} with a head of {head.dtype}, got {hidden.dtype}")
     if noise_keys is not None:
         check_jax_noise()
     if config is None and num_rows < MIN_ROWS:
         raise NotImplementedError(f"fewer than {MIN_ROWS} rows are XLA's, which is faster at one, got T={num_rows}")
-    shape = (num_rows, width, vocab_size, head.dtype.itemsize)
+    shape = (num_rows, width, vocab_size, head.dtype)
     config = config or default_config(*shape)
     config.check(*shape)
 
@@ -194,21 +195,24 @@ def _launch(operands: dict[str, Array], options: _Options) -> tuple[Array, Array
 def _logits_of_tile(hidden, head, start, config: HeadDrawConfig):
     """[tile_v, T] in registers: the tile's entries times all rows, streamed over D."""
     num_rows, width = hidden.shape
-    is_quantised = head.dtype == jnp.int8
+    is_int8 = head.dtype == jnp.int8
+    part = min(config.tile_k, PART) if is_int8 else config.tile_k
 
     def block(rows, dtype, index_map):
-        swizzle = plgpu.find_swizzle(config.tile_k * dtype.itemsize * 8)
+        swizzle = plgpu.find_swizzle(part * dtype.itemsize * 8)
         transforms = (plgpu.TilingTransform((8, swizzle // dtype.itemsize)), plgpu.SwizzleTransform(swizzle))
         # Weights in registers must be done with before the next are loaded over them; in shared memory the product may
         # still run while the next step begins.
-        release = 0 if is_quantised else 1
+        release = 0 if is_int8 else 1
         return plgpu.BlockSpec((rows, config.tile_k), index_map, transforms=transforms, delay_release=release)
 
     def stream(accumulator):
         def step(_, head_tile, hidden_tile):
-            if is_quantised:
-                plgpu.wgmma(accumulator, load_fragments(head_tile), hidden_tile.T)
-                plgpu.wgmma_wait(0)
+            if is_int8:  # while one part is multiplied, the next becomes bf16
+                for first in range(0, config.tile_k, part):
+                    inputs = pl.ds(first, part)
+                    plgpu.wgmma(accumulator, load_fragments(head_tile.at[:, inputs]), hidden_tile.at[:, inputs].T)
+                    plgpu.wgmma_wait(1 if first + part < config.tile_k else 0)
             else:
                 plgpu.wgmma(accumulator, head_tile, hidden_tile.T)
                 plgpu.wgmma_wait(1)

@@ -20,6 +20,7 @@ def head_draw(
 ) -> HeadDraw:
     """Draws a token for each row; see `hopper.head_draw` for the arguments."""
     head = natural_order(head) if head.dtype == jnp.int8 else head
+    hidden = hidden.astype(jnp.bfloat16)  # which fp8 is exact in
     logits = jnp.einsum("td,vd->tv", hidden, head.astype(hidden.dtype), preferred_element_type=jnp.float32)
     if scale is not None:
         logits = logits * scale[None, :]

@@ -2,15 +2,15 @@
 
 Operands are swapped: outputs are M of a wgmma, rows of x are N, so 8 rows cost what they weigh. One warpgroup of a CTA
 loads (TMA, `stages` deep), one or two multiply, and with a norm one more scales the tiles of x where they lie and sums
-their squares; 1 / rms, which is a row's own, multiplies the sums at the end. int8 weights, which are stored in fragment
-order, become bf16 in registers.
+their squares; 1 / rms, which is a row's own, multiplies the sums at the end. int8 weights, which are stored in
+fragment order, become bf16 in registers; fp8 weights are multiplied as they are, with fp8 rows.
 
 * Moved: the weight once; Qwen3-8B, 17 rows, bf16: gate and up 201 MB, 48 us at 4.2 TB/s, down 101 MB, qkv 50 MB, output
   34 MB. x is read by every CTA from the second-level cache: `T I 2` bytes times CTAs, divided by `split_k * cluster`.
 * FLOPs: 2 T O I, and 64 / block_rows times as many are executed.
 * Grid: `O / (block_rows * warpgroups) * split_k` CTAs in clusters of `cluster`, or `max_ctas`.
 * SMEM per stage: `64 * warpgroups * tile_k` of the weight (twice that with SwiGLU), `T * tile_k * 2` bytes of x.
-* Limits: `Plan.check`; x is bf16. Blackwell has no wgmma: there and on a CPU the function refuses.
+* Limits: `Plan.check`; x is bf16, or fp8 with an fp8 weight. Blackwell has no wgmma: there and on a CPU it refuses.
 """
 
 from functools import partial
@@ -60,11 +60,12 @@ def skinny_matmul(
     Raises:
         NotImplementedError: outside the limits above.
     """
-    num_cores = hopper_cores()
+    num_cores = _num_cores()
     out_dtype = jnp.dtype(out_dtype or x.dtype)
-    if x.dtype != jnp.bfloat16 or (residual is not None and residual.dtype != out_dtype):
+    wanted = jnp.dtype(jnp.float8_e4m3fn if weight.dtype == jnp.float8_e4m3fn else jnp.bfloat16)
+    if x.dtype != wanted or (residual is not None and residual.dtype != out_dtype):
         dtypes = f"x {x.dtype}, residual {None if residual is None else residual.dtype}, result {out_dtype}"
-        raise NotImplementedError(f"x must be bfloat16 and the residual of the result's dtype, got {dtypes}")
+        raise NotImplementedError(f"x must be {wanted} and the residual of the result's dtype, got {dtypes}")
     norm_scale, norm_eps = norm or (None, None)
     product = Product(
         num_rows=x.shape[0],
@@ -83,7 +84,7 @@ def skinny_matmul(
     return _finish(y, x, scale, residual, product) if plan.is_partial else y
 
 
-def hopper_cores() -> int:
+def _num_cores() -> int:
     """SMs of the device, which must be a Hopper."""
     described = jax.sharding.get_abstract_mesh().abstract_device
     device = described if described is not None else jax.devices()[0]
@@ -153,14 +154,17 @@ def _launch(plan: Plan, x, weight, scale, norm_scale, residual, next_weight):
 def _scratch(plan: Plan, weight_dtype, scale) -> dict:
     config, rows, stages = plan.config, plan.num_rows, plan.stages
     weight_tiles = (stages, config.warpgroups, plan.halves, WGMMA_ROWS, config.tile_k)
+    x_dtype = jnp.dtype(plan.product.x_dtype)
+    # int8 is multiplied in chunks.
+    width = CHUNK if weight_dtype == jnp.int8 else config.tile_k
     free = partial(plgpu.Barrier, num_barriers=stages, num_arrivals=config.warpgroups)
     if config.cluster > 1:  # a slot takes what any member multicasts, so all of them must have left it
         free = partial(plgpu.ClusterBarrier, **free.keywords, collective_axes=("member",))
     # A store beyond the block's outputs is cut off, which needs tiles that divide them.
     out_tile = CHUNK if plan.out_dtype.itemsize == 2 else _largest_divisor(config.block_rows, (32, 16, 8))
     scratch = {
-        "w_tiles": plgpu.SMEM(weight_tiles, weight_dtype, transforms=_swizzled(config.tile_k, weight_dtype)),
-        "x_tiles": plgpu.SMEM((stages, rows, config.tile_k), jnp.bfloat16, transforms=_swizzled(CHUNK, jnp.bfloat16)),
+        "w_tiles": plgpu.SMEM(weight_tiles, weight_dtype, transforms=_swizzled(width, weight_dtype)),
+        "x_tiles": plgpu.SMEM((stages, rows, config.tile_k), x_dtype, transforms=_swizzled(width, x_dtype)),
         "out_tiles": plgpu.SMEM(
             (config.warpgroups, rows, WGMMA_ROWS), plan.out_dtype, transforms=_swizzled(out_tile, plan.out_dtype)
         ),
@@ -346,7 +350,7 @@ def _multiply(plan: Plan, refs) -> None:
 
 def _sums(plan: Plan, refs, first_step) -> tuple:
     """Products of a round summed over its inputs: for each half [64 outputs, T] fp32."""
-    wg, is_int8 = lax.axis_index("wg"), plan.product.weight_dtype == "int8"
+    config, wg, is_int8 = plan.config, lax.axis_index("wg"), plan.product.weight_dtype == "int8"
     x_ready = refs.x_scaled if plan.product.has_norm else refs.x_full
 
     def leave(step):
@@ -358,11 +362,17 @@ def _sums(plan: Plan, refs, first_step) -> tuple:
             slot = lax.rem(first_step + k, plan.stages)
             plgpu.barrier_wait(refs.w_full.at[slot])
             plgpu.barrier_wait(x_ready.at[slot])
-            for half, acc in enumerate(sums):
-                weight = refs.w_tiles.at[slot, wg, half]
-                weight = load_fragments(weight) if is_int8 else weight
-                plgpu.wgmma(acc, weight, refs.x_tiles.at[slot].T)
-            if is_int8:  # the registers of the weight are needed again
+            # int8 in parts: while one is multiplied, the next becomes bf16.
+            width = CHUNK if is_int8 else config.tile_k
+            for first in range(0, config.tile_k, width):
+                inputs = pl.ds(first, width)
+                for half, acc in enumerate(sums):
+                    weight = refs.w_tiles.at[slot, wg, half, :, inputs]
+                    weight = load_fragments(weight) if is_int8 else weight
+                    plgpu.wgmma(acc, weight, refs.x_tiles.at[slot, :, inputs].T)
+                if is_int8 and first + width < config.tile_k:
+                    plgpu.wgmma_wait(plan.halves)  # the part before; its registers are free
+            if is_int8:
                 plgpu.wgmma_wait(0)
                 plgpu.commit_smem()  # orders the reads of its tile before the load that overwrites it
                 leave(first_step + k)

@@ -10,6 +10,7 @@ from pallas_kernels.skinny_matmul.product import Product
 WGMMA_ROWS = 64  # M of a wgmma: outputs
 CHUNK = 64  # inputs that the norm treats at once, and bf16 elements of a swizzled row
 MAX_ROWS = 128
+WEIGHT_DTYPES = ("bfloat16", "int8", "float8_e4m3fn")
 MAX_INPUTS_OF_NORM = 256 * CHUNK  # 256: sizes of a TMA box
 MAX_SMEM = 227 * 1024  # of a CTA on Hopper
 SMEM_ALIGNMENT = 1024
@@ -108,8 +109,8 @@ class Plan:
 
     @property
     def registers_needed(self) -> int:
-        """Of a thread that multiplies: the sums, the tile of an int8 weight as bf16, and 30 (compiled for sm_90a)."""
-        of_weight = self.config.tile_k // 4 if self.product.weight_dtype == "int8" else 0
+        """Of a thread that multiplies: the sums, two chunks of an int8 weight as bf16, and 30 (compiled for sm_90a)."""
+        of_weight = CHUNK // 2 if self.product.weight_dtype == "int8" else 0
         return 30 + self.halves * (self.num_rows // 2 + of_weight)
 
     @property
@@ -127,7 +128,8 @@ class Plan:
         """Shared memory of a stage: tiles of the weight and of x, and their barriers."""
         config, weight_size = self.config, jnp.dtype(self.product.weight_dtype).itemsize
         weight = config.warpgroups * self.halves * WGMMA_ROWS * config.tile_k * weight_size
-        return weight + self.num_rows * config.tile_k * 2 + 8 * (3 + self.product.has_norm)
+        x = self.num_rows * config.tile_k * jnp.dtype(self.product.x_dtype).itemsize
+        return weight + x + 8 * (3 + self.product.has_norm)
 
     @property
     def shared_bytes(self) -> int:
@@ -157,7 +159,8 @@ class Plan:
         tile = config.block_rows * config.warpgroups * config.cluster * self.halves
         needs = {
             f"T is 1 to {MAX_ROWS}, padded to a multiple of {8 * config.cluster}": 0 < self.num_rows <= MAX_ROWS,
-            "the weight is bfloat16 or int8": product.weight_dtype in ("bfloat16", "int8"),
+            "the weight is bfloat16, int8 or float8_e4m3fn": product.weight_dtype in WEIGHT_DTYPES,
+            "x of an fp8 weight is normalised before": not (product.has_norm and product.x_dtype != "bfloat16"),
             "the result is bfloat16 or float32": product.out_dtype in ("bfloat16", "float32"),
             "block_rows is a multiple of 8 up to 64": config.block_rows in range(8, WGMMA_ROWS + 1, 8),
             "warpgroups is 1 or 2": config.warpgroups in (1, 2),

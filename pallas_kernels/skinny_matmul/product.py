@@ -13,7 +13,7 @@ class Product:
         num_rows: T.
         num_inputs: I.
         num_outputs: O, rows of the weight; with SwiGLU gate and up together.
-        weight_dtype: bfloat16 or int8; x is bfloat16.
+        weight_dtype: bfloat16, int8 or float8_e4m3fn.
         out_dtype: bfloat16 or float32.
         norm_eps: of the norm of x; None: there is no norm.
         has_scale: outputs have a scale each.
@@ -30,6 +30,11 @@ class Product:
     has_scale: bool = False
     has_residual: bool = False
     is_swiglu: bool = False
+
+    @property
+    def x_dtype(self) -> str:
+        """fp8 with an fp8 weight, otherwise bf16."""
+        return self.weight_dtype if self.weight_dtype == "float8_e4m3fn" else "bfloat16"
 
     @property
     def has_norm(self) -> bool:
@@ -49,7 +54,8 @@ class Product:
 
 def bytes_moved(product: Product) -> int:
     """Bytes to and from memory if each operand is read once and the result written once; scales count as fp32."""
-    x, norm = product.num_rows * product.num_inputs * 2, product.has_norm * product.num_inputs * 2
+    x = product.num_rows * product.num_inputs * jnp.dtype(product.x_dtype).itemsize
+    norm = product.has_norm * product.num_inputs * 2
     scales = 4 * product.has_scale * product.num_outputs
     out = product.num_rows * product.width * jnp.dtype(product.out_dtype).itemsize
     return product.weight_bytes + scales + x + norm + out * (1 + product.has_residual)

@@ -22,7 +22,7 @@ def skinny_matmul(
 
     Args:
         weight: int8 in fragment order.
-        scale: of each output, for an int8 weight.
+        scale: of each output, for a weight of 8 bits.
         norm: scale and epsilon of an RMSNorm of the rows of x, rounded to the dtype of x before the product.
         residual: added last.
         swiglu: the weight holds the rows of gate and then those of up, F each; the result is `silu(gate) * up` [T, F].
@@ -35,6 +35,8 @@ def skinny_matmul(
         x = wide.astype(x.dtype) * norm_scale[None, :].astype(x.dtype)
     highest = jax.lax.Precision.HIGHEST
     weight = natural_order(weight) if weight.dtype == jnp.int8 else weight
+    out_dtype = out_dtype or x.dtype
+    x = x.astype(jnp.bfloat16) if x.dtype == jnp.float8_e4m3fn else x  # exact
     y = jnp.einsum("ti,oi->to", x, weight.astype(x.dtype), precision=highest, preferred_element_type=jnp.float32)
     if scale is not None:
         y = y * scale[None, :].astype(jnp.float32)
@@ -43,4 +45,4 @@ def skinny_matmul(
         y = jax.nn.silu(gate) * up
     if residual is not None:
         y = y + residual.astype(jnp.float32)
-    return y.astype(out_dtype or x.dtype)
+    return y.astype(out_dtype)

@@ -27,3 +27,8 @@ SHAPES = {
 def with_int8(product: Product) -> Product:
     """The same product of a quantised weight."""
     return replace(product, weight_dtype="int8", has_scale=True)
+
+
+def with_fp8(product: Product) -> Product:
+    """The same of rows that are rounded too, behind their norm."""
+    return replace(product, weight_dtype="float8_e4m3fn", has_scale=True, norm_eps=None)

@@ -69,8 +69,8 @@ def estimate(product: Product, config: SkinnyMatmulConfig, num_cores: int = NUM_
     itemsize = jnp.dtype(product.weight_dtype).itemsize
     inputs = plan.steps * config.tile_k
     weight = config.warpgroups * plan.halves * config.block_rows * inputs * itemsize
-    x = plan.num_rows * inputs * 2
-    multiply = MULTIPLY * max(1, plan.num_rows / 64) + CONVERT * (itemsize == 1)
+    x = plan.num_rows * inputs * jnp.dtype(product.x_dtype).itemsize
+    multiply = MULTIPLY * max(1, plan.num_rows / 64) + CONVERT * (product.weight_dtype == "int8")
     scale = SCALE * product.has_norm * plan.num_rows / 128
     step = STEP + max(multiply * plan.halves * config.tile_k / 128, scale * config.tile_k / 64)
     per_core = ctas_per_core(plan)

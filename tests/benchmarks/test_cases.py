@@ -35,8 +35,10 @@ CASES = [
     swiglu.case("gates", gate_shapes.Rows(3, 256)),
     matmul.case("gate-up-int8", replace(MLP, weight_dtype="int8", has_scale=True)),
     matmul.case("residual", WIDE),
+    matmul.case("residual-fp8", replace(WIDE, weight_dtype="float8_e4m3fn", has_scale=True, norm_eps=None)),
     head_draw.case("noise", head_draw.Draws(HEAD, "noise")),
     head_draw.case("int8", head_draw.Draws(HEAD, "int8")),
+    head_draw.case("fp8", head_draw.Draws(HEAD, "fp8")),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Draft-side weights as int8: other arrays and nearly the same proposals, the same text, the target untouched."""
+"""Draft-side weights of 8 bits: other arrays and nearly the same proposals, the same text, the target untouched."""
 
 import jax
 import jax.numpy as jnp
@@ -30,18 +30,24 @@ def matrices(leaves) -> set[str]:
     return {leaf.dtype.name for leaf in leaves if leaf.ndim == 2}
 
 
-def test_every_matrix_of_draft_and_adapter_is_int8_and_given_weights_come_back(base):
+FORMATS = {"int8": "int8", "fp8": "float8_e4m3fn"}
+
+
+@pytest.mark.parametrize("weights", FORMATS)
+def test_every_matrix_of_draft_and_adapter_has_8_bits_and_given_weights_come_back(base, weights):
     given = random_drafter(base)
-    int8 = given.with_drafting(draft_weights="int8")
+    small = given.with_drafting(draft_weights=weights)
     device = jax.devices()[0]
-    assert matrices(int8.place(device)) == {"int8"}
-    back = int8.with_drafting(draft_weights="given").place(device)
+    assert matrices(small.place(device)) == {FORMATS[weights]}
+    back = small.with_drafting(draft_weights="given").place(device)
     assert all(np.array_equal(a, b) for a, b in zip(back, given.place(device), strict=True))
 
 
-@pytest.mark.parametrize("where", ["fused", "pipelined", "critical path"])
-def test_text_is_that_of_plain_decoding(base, cpu_devices, where):
-    drafter = random_drafter(base, draft_weights="int8")
+@pytest.mark.parametrize(
+    ("where", "weights"), [("fused", "int8"), ("pipelined", "int8"), ("critical path", "int8"), ("fused", "fp8")]
+)
+def test_text_is_that_of_plain_decoding(base, cpu_devices, where, weights):
+    drafter = random_drafter(base, draft_weights=weights)
     if where == "critical path":
         drafter = drafter.with_drafting(num_outcomes=0)
     model = base.with_drafter(drafter, draft_device=cpu_devices[1] if where == "pipelined" else None)
@@ -52,18 +58,19 @@ def test_text_is_that_of_plain_decoding(base, cpu_devices, where):
     # The decoder is a copy of the draft side's own; a table that is only looked up stays as it was.
     looked_up = set() if base.config.tie_word_embeddings else {"float32"}
     kinds = {leaf.dtype.name for leaf in model.programs.decoder_leaves if leaf.ndim > 1}
-    assert kinds == {"int8"} | looked_up
+    assert kinds == {FORMATS[weights]} | looked_up
 
 
-def test_decoder_predicts_nearly_the_same(base):
+@pytest.mark.parametrize(("weights", "most"), [("int8", 0.03), ("fp8", 0.12)])
+def test_decoder_predicts_nearly_the_same(base, weights, most):
     decoder = base.target.decoder()
-    int8 = quantized(decoder)
-    assert int8.dtype == decoder.dtype
+    small = quantized(decoder, weights)
+    assert small.dtype == decoder.dtype
     x = jax.random.normal(jax.random.key(0), (1, 2, 4, base.config.shape.hidden_size))
     start = jnp.zeros((1, 2), jnp.int32)
-    a, b = (of.predict(x, of.init_cache(1, 8), start) for of in (decoder, int8))
+    a, b = (of.predict(x, of.init_cache(1, 8), start) for of in (decoder, small))
     error = jnp.linalg.norm(a - b) / jnp.linalg.norm(a)
-    assert 0 < error < 0.03
+    assert 0 < error < most
 
 
 def test_only_projections_are_copied(base):

@@ -45,6 +45,13 @@ def test_what_is_measured_runs_where_compiling_it_is_quick(version, ops, monkeyp
     assert Kernels.for_device("NVIDIA GB200").ops == set()
 
 
+def test_small_targets_run_none_unless_they_are_asked_for(monkeypatch):
+    monkeypatch.setattr(jax, "__version_info__", (0, 12, 0))
+    assert Kernels.for_device("NVIDIA H200", target_bytes=16 * 10**9).ops == set(MEASURED["NVIDIA H200"])
+    assert Kernels.for_device("NVIDIA H200", target_bytes=269 * 10**6).ops == set()
+    assert Kernels.for_device("NVIDIA H200", "all", target_bytes=269 * 10**6).ops == set(OPS)
+
+
 @pytest.mark.parametrize(
     ("kind", "asked", "message"),
     [
@@ -105,7 +112,7 @@ def test_two_threads_trace_with_one_object():
     ("batch", "num_rows", "missing"),
     [(1, 1, 0), (1, 8, 0), (1, 17, 7), (1, 34, 6), (8, 1, 0), (4, 17, 7), (8, 17, 0), (1, 128, 0), (64, 1, 0)],
 )
-@pytest.mark.parametrize("op", ["attention", "matmul", "int8_matmul"])
+@pytest.mark.parametrize("op", ["attention", "matmul", "int8_matmul", "fp8_matmul"])
 def test_padding_of_blocks(op, batch, num_rows, missing):
     assert missing_rows(batch, num_rows) == 0
     kernels = Kernels((op,))
@@ -130,3 +137,5 @@ def test_which_rows_the_matrix_kernels_take(num_rows, is_product, with_norm):
     with Kernels(("int8_matmul",)).tracing():
         assert (multiplies("int8_matmul", num_rows), normalises("int8_matmul", num_rows)) == (is_product, with_norm)
         assert not multiplies("matmul", num_rows)
+    with Kernels(("fp8_matmul",)).tracing():
+        assert (multiplies("fp8_matmul", num_rows), normalises("fp8_matmul", num_rows)) == (is_product, False)

@@ -67,7 +67,40 @@ def test_rows_are_looked_up_in_the_dtype_of_the_weight(weight):
     np.testing.assert_allclose(np.asarray(rows, np.float32), expected, rtol=2**-8)
 
 
-def test_it_passes_through_jit_as_two_arrays(weight):
-    quantized = QuantizedWeight.of(jnp.asarray(weight))
-    assert [leaf.dtype for leaf in jax.tree.leaves(quantized)] == [jnp.int8, jnp.float32]
+@pytest.mark.parametrize(("weight_format", "dtype"), [("int8", jnp.int8), ("fp8", jnp.float8_e4m3fn)])
+def test_it_passes_through_jit_as_two_arrays(weight, weight_format, dtype):
+    quantized = QuantizedWeight.of(jnp.asarray(weight), weight_format)
+    assert [leaf.dtype for leaf in jax.tree.leaves(quantized)] == [dtype, jnp.float32]
     assert jax.jit(lambda weight: weight)(quantized).dtype == jnp.float32
+
+
+# fp8
+
+
+def test_fp8_is_off_by_a_sixteenth_of_an_element_or_by_a_step_of_the_smallest(weight):
+    quantized = QuantizedWeight.of(jnp.asarray(weight), "fp8")
+    scale = np.asarray(quantized.scale)[:, None]
+    error = np.abs(np.asarray(quantized.values, np.float32) * scale - weight)
+    assert np.all(error <= 1.001 * np.maximum(np.abs(weight) / 16, scale * 2**-10))
+    assert error[0].max() > 0
+    np.testing.assert_allclose(np.abs(np.asarray(quantized.values, np.float32)).max(axis=1)[[0, 1, 3]], 448)
+
+
+def test_fp8_activations_are_rounded_without_a_scale_and_stay_finite(weight):
+    quantized = QuantizedWeight.of(jnp.asarray(weight), "fp8")
+    x = jnp.array([1.0, 1.06, 1.07, -17, 18.1, 449, -1e6, jnp.inf, jnp.nan], jnp.bfloat16)
+    rounded = np.asarray(quantized.rounded(x), np.float32)
+    np.testing.assert_array_equal(rounded, [1, 1, 1.125, -16, 18, 448, -448, 448, np.nan])
+    assert QuantizedWeight.of(jnp.asarray(weight)).rounded(x) is x
+
+
+def test_fp8_projection_is_that_of_rounded_activations(weight):
+    quantized = QuantizedWeight.of(jnp.asarray(weight), "fp8")
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((2, 3, weight.shape[1])), jnp.bfloat16)
+    dense = np.asarray(quantized.values, np.float32) * np.asarray(quantized.scale)[:, None]
+    expected = np.asarray(quantized.rounded(x), np.float32) @ dense.T
+    np.testing.assert_allclose(project(x, quantized, out_dtype=jnp.float32), expected, rtol=1e-5, atol=1e-5)
+    exact = np.asarray(x, np.float32) @ weight.T
+    assert 0.005 < np.linalg.norm(expected - exact) / np.linalg.norm(exact) < 0.08
+    assert project(x, quantized).dtype == jnp.bfloat16
+    np.testing.assert_array_equal(take_rows(quantized, jnp.array([3])), dense[[3]])

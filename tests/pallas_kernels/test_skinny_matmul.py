@@ -18,7 +18,7 @@ from pallas_kernels.skinny_matmul import (
     skinny_matmul,
 )
 from pallas_kernels.skinny_matmul.plan import MAX_SMEM, Plan
-from pallas_kernels.skinny_matmul.shapes import NUM_ROWS, SHAPES, with_int8
+from pallas_kernels.skinny_matmul.shapes import NUM_ROWS, SHAPES, with_fp8, with_int8
 from pallas_kernels.testing import interpreted, lower_for
 
 # Of the result's norm. A bf16 rounding is off by 0.2 % on average; the kernel and the reference round x and the norm's
@@ -33,8 +33,8 @@ def operands(product: Product) -> tuple[tuple, dict]:
     x = jax.random.normal(keys[0], (product.num_rows, product.num_inputs), jnp.bfloat16)
     weight = jax.random.normal(keys[1], (product.num_outputs, product.num_inputs)) * product.num_inputs**-0.5
     fused = {"swiglu": product.is_swiglu, "out_dtype": product.out_dtype}
-    if product.weight_dtype == "int8":
-        weight = jnp.round(weight * 100)
+    if product.weight_dtype != "bfloat16":
+        weight, x = jnp.round(weight * 100), x.astype(product.x_dtype)
     if product.has_scale:
         fused["scale"] = jax.random.uniform(keys[2], (product.num_outputs,), jnp.float32, 0.005, 0.02)
     if product.has_norm:
@@ -60,7 +60,7 @@ def abstract(product: Product, **more: jax.ShapeDtypeStruct) -> tuple:
     if product.has_residual:
         fused["residual"] = shape((product.num_rows, product.width), product.out_dtype)
     norm_scale = shape((product.num_inputs,), jnp.bfloat16) if product.has_norm else None
-    x = shape((product.num_rows, product.num_inputs), jnp.bfloat16)
+    x = shape((product.num_rows, product.num_inputs), product.x_dtype)
     return x, shape((product.num_outputs, product.num_inputs), product.weight_dtype), norm_scale, fused
 
 
@@ -75,6 +75,8 @@ def call(product: Product, config: SkinnyMatmulConfig | None = None):
     return run
 
 
+FP8 = "float8_e4m3fn"
+
 # Definition
 
 
@@ -87,6 +89,10 @@ def call(product: Product, config: SkinnyMatmulConfig | None = None):
         pytest.param(
             Product(num_rows=3, num_inputs=64, num_outputs=10, weight_dtype="int8", has_scale=True, is_swiglu=True),
             id="int8-swiglu",
+        ),
+        pytest.param(
+            Product(num_rows=3, num_inputs=64, num_outputs=10, weight_dtype=FP8, has_scale=True, has_residual=True),
+            id="fp8",
         ),
     ],
 )
@@ -134,6 +140,10 @@ INTERPRETED = {
     ),
     "padded-rows-in-a-cluster": (Product(num_rows=9, num_inputs=384, num_outputs=128), config(cluster=2, tile_k=128)),
     "everything": (Product(num_rows=8, num_inputs=192, num_outputs=48, **EVERYTHING), config(block_rows=24)),
+    "fp8-swiglu": (
+        Product(num_rows=9, num_inputs=384, num_outputs=96, weight_dtype=FP8, has_scale=True, is_swiglu=True),
+        config(block_rows=48, tile_k=128),
+    ),
     "everything-split": (
         Product(num_rows=8, num_inputs=384, num_outputs=64, **EVERYTHING),
         config(block_rows=32, split_k=2),
@@ -189,6 +199,12 @@ def test_int8_weights_lower_for_an_h200(product):
     assert count_kernels(product) == 1
 
 
+@pytest.mark.parametrize("num_rows", [24, 64, 128])
+@pytest.mark.parametrize("name", [name for name in SHAPES if name.startswith("qwen3")])
+def test_fp8_weights_lower_for_an_h200(name, num_rows):
+    assert count_kernels(replace(with_fp8(SHAPES[name]), num_rows=num_rows)) == 1
+
+
 def test_prefetch_and_dependent_launch_lower_for_an_h200():
     product = replace(SHAPES["qwen3-8b-o"], num_rows=32)
     tiles = SkinnyMatmulConfig(block_rows=32, stages=4, cluster=4, dependent_launch=True, prefetch_len=320)
@@ -230,12 +246,13 @@ def test_cpu_is_left_to_the_caller():
         pytest.param({}, {"warpgroups": 3}, "warpgroups is 1 or 2", id="warpgroups"),
         pytest.param({}, {"stages": 1}, "2 stages or more", id="stages"),
         pytest.param({}, {"cluster": 2, "max_ctas": 131}, "max_ctas is a multiple of cluster", id="ctas"),
-        pytest.param({"weight_dtype": "float32"}, {}, "bfloat16 or int8", id="weight-dtype"),
+        pytest.param({"weight_dtype": "float32"}, {}, "bfloat16, int8 or float8_e4m3fn", id="weight-dtype"),
+        pytest.param({"weight_dtype": FP8, "norm_eps": 1e-6}, {}, "fp8 weight is normalised before", id="fp8-norm"),
         pytest.param({}, {"stages": 13}, "232448 bytes of shared memory, this is 240960", id="shared-memory"),
         pytest.param(
             {"num_rows": 128, "num_outputs": 24576, "weight_dtype": "int8", "is_swiglu": True, "norm_eps": 1e-6},
             {"warpgroups": 2, "tile_k": 64, "stages": 2},
-            "184 registers, this is about 190",
+            "184 registers, this is about 222",
             id="registers",
         ),
     ],
@@ -271,7 +288,8 @@ def test_bytes_count_every_operand_once():
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_candidates_fit_and_the_default_is_one(name):
-    for product in (SHAPES[name], with_int8(replace(SHAPES[name], num_rows=128))):
+    many = replace(SHAPES[name], num_rows=128)
+    for product in (SHAPES[name], with_int8(many), with_fp8(many)):
         candidates = candidate_configs(product)
         assert len(candidates) == len(set(candidates)) > 1
         assert default_config(product) in candidate_configs(product, limit=None)
@@ -301,11 +319,10 @@ def test_no_tiles_for_a_shape_is_an_error():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("num_rows", NUM_ROWS)
-@pytest.mark.parametrize("int8", [False, True], ids=["bf16", "int8"])
+@pytest.mark.parametrize("form", [lambda product: product, with_int8, with_fp8], ids=["bf16", "int8", "fp8"])
 @pytest.mark.parametrize("name", SHAPES)
-def test_kernel_is_the_reference_on_a_gpu(name, int8, num_rows):
-    product = replace(SHAPES[name], num_rows=num_rows)
-    product = with_int8(product) if int8 else product
+def test_kernel_is_the_reference_on_a_gpu(name, form, num_rows):
+    product = form(replace(SHAPES[name], num_rows=num_rows))
     (x, weight), fused = operands(product)
     got = skinny_matmul(x, weight, **fused)
     assert error(got, reference.skinny_matmul(x, weight, **fused)) < BF16_TOLERANCE

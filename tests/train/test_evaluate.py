@@ -103,6 +103,7 @@ def test_standard_points_are_distinct_and_complete():
         ("J3-R3 B=16 T=0.7 plain", {"num_outcomes": 16, "temperature": 0.7, "couple_noise": False}),
         ("J3 T=1", {"temperature": 1.0}),
         ("J1-R1 int8", {"draft_weights": "int8"}),
+        ("J1-R1 fp8", {"draft_weights": "fp8"}),
     ],
 )
 def test_point_is_read_from_its_name(name, fields):
