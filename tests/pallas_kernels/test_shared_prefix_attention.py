@@ -187,7 +187,7 @@ def test_refuses_blackwell():
     ("name", "expected"),
     [
         pytest.param("qwen3-8b-step", SharedPrefixConfig(stages=2, num_splits=16, warpgroups=1), id="a-tile"),
-        pytest.param("qwen3-8b-verify", SharedPrefixConfig(stages=4, num_splits=4, warpgroups=2), id="two-tiles"),
+        pytest.param("qwen3-8b-verify", SharedPrefixConfig(stages=2, num_splits=8, warpgroups=1), id="two-tiles"),
         pytest.param("qwen3-8b-draft", SharedPrefixConfig(stages=2, num_splits=16, warpgroups=1), id="own-beside"),
         pytest.param("qwen3-8b-foresight-8", SharedPrefixConfig(stages=4, num_splits=3, warpgroups=2), id="own-counts"),
         pytest.param("qwen3-8b-catch-up", SharedPrefixConfig(stages=2, num_splits=4, warpgroups=1), id="odd-tiles"),
