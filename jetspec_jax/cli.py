@@ -172,7 +172,7 @@ def _add_drafting(parser: argparse.ArgumentParser) -> None:
         "--draft-weights",
         default=None,
         choices=get_args(DraftWeights),
-        help="int8 halves what drafting reads; the text does not depend on it (default: given)",
+        help="int8 and fp8 halve what drafting reads; the text does not depend on it (default: given)",
     )
     group.add_argument(
         "--draft-device",

@@ -146,7 +146,7 @@ class FusedPrograms(ForesightPrograms):
 
         key = (state.target.tokens.shape, spec, shapes(params))
         args = (*self._leaves, state, active, params)
-        return self.executables.run("round", key, program, args, donated=(3,), device=self.device)
+        return self.executables.run("round", key, program, args, donated=(3,), device=self.device, is_recycled=True)
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,7 @@ class Programs:
 
         key = (state.target.tokens.shape, spec, shapes(params))
         args = (*self._leaves, state, active, params)
-        return self.executables.run("round", key, program, args, donated=(3,), device=self.device)
+        return self.executables.run("round", key, program, args, donated=(3,), device=self.device, is_recycled=True)
 
     def decoder(self, decoder_leaves: Leaves, target: Target | None = None) -> Decoder:
         """The top of the target as the draft side reads it; for use inside programs.
@@ -227,7 +227,9 @@ class Programs:
 
         key = (state.target.tokens.shape, spec, shapes(params))
         args = (self.target_leaves, state.target, active, params)
-        after, out = self.executables.run("plain round", key, program, args, donated=(1,), device=self.device)
+        after, out = self.executables.run(
+            "plain round", key, program, args, donated=(1,), device=self.device, is_recycled=True
+        )
         return replace(state, target=after), out
 
     def _init_target(self, tokens: Int[Array, "B S"], prompt_len: Int[Array, "B"]) -> RoundState:

@@ -1,0 +1,94 @@
+"""Where the buffers of the decoding programs lie: GPU graphs are launched as they are only while addresses stay."""
+
+from collections import defaultdict
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jetspec_jax.decoding.executables import Executables
+from jetspec_jax.drafters import JetSpecPP
+from jetspec_jax.drafting_config import DraftingConfig, RefineConfig
+from jetspec_jax.language_model import LanguageModel, LowAcceptanceWarning
+from jetspec_jax.testing import tiny_config, tiny_target
+
+pytestmark = pytest.mark.filterwarnings(f"ignore::{LowAcceptanceWarning.__module__}.LowAcceptanceWarning")
+PROMPT, NUM_TOKENS = [5, 6, 7], 16
+
+
+@pytest.fixture(scope="module")
+def base() -> LanguageModel:
+    return LanguageModel(tiny_target(tiny_config(taps=(0,))), drafter=None)
+
+
+def drafting_ahead(base, num_outcomes: int, draft_device=None) -> LanguageModel:
+    drafting = DraftingConfig(num_drafts=3, num_outcomes=num_outcomes, refine=RefineConfig.parse("J1-R1"))
+    drafter = JetSpecPP.random(base.config, dtype=jnp.float32, drafting=drafting)
+    return base.with_drafter(drafter, draft_device=draft_device)
+
+
+def text_and_addresses(model: LanguageModel) -> tuple[list[int], dict[tuple[str, int], set]]:
+    """The text, and for each result of each program where its buffers were over the rounds."""
+    places = defaultdict(set)
+
+    def note(name, device, outputs):
+        for index, output in enumerate(outputs if isinstance(outputs, tuple) else (outputs,)):
+            places[name, index].add(tuple(leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(output)))
+
+    model.programs.executables.on_dispatch = note
+    text = model.generate([PROMPT], max_new_tokens=NUM_TOKENS)[0].token_ids
+    return text, places
+
+
+@pytest.mark.parametrize("num_outcomes", [0, 2, None], ids=["critical path", "fused", "plain"])
+def test_recycled_rounds_have_all_buffers_where_they_were(base, num_outcomes):
+    model = base if num_outcomes is None else drafting_ahead(base, num_outcomes)
+    name = "plain round" if num_outcomes is None else "round"
+    expected = base.generate([PROMPT], max_new_tokens=NUM_TOKENS)[0].token_ids
+    executables = model.programs.executables
+    executables.recycles, kept = {"cpu": True}, executables.recycles
+    executables._kept.clear()
+    try:
+        text, places = text_and_addresses(model)
+        beside = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(list(executables._results.values()))}
+        assert text == expected
+        assert len(places[name, 0]) == 1
+        # What is handed out is a copy, which later rounds leave alone.
+        assert beside.isdisjoint(pointer for pointers in places[name, 1] for pointer in pointers)
+        again, _ = text_and_addresses(model)
+        assert again == expected
+        assert beside == {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(list(executables._results.values()))}
+    finally:
+        executables.recycles = kept
+        executables.on_dispatch = None
+        executables._kept.clear()
+        executables._results.clear()
+
+
+def test_states_of_pipelined_programs_stay_where_they_are(base, cpu_devices):
+    """Leaves of one type used to change places, because one that nothing reads was dropped from the donated ones."""
+    _, places = text_and_addresses(drafting_ahead(base, 2, cpu_devices[1]))
+    assert [len(places[name]) for name in (("verify", 0), ("foresee", 0), ("select", 1))] == [1, 1, 1]
+
+
+def test_two_loops_of_one_recycled_program_do_not_share_results():
+    executables = Executables()
+    executables.recycles = {"cpu": True}
+    device = jax.devices()[0]
+
+    def step(state, x):
+        return state + 1, {"sum": state + x}
+
+    def run(state, x):
+        how = {"donated": (0,), "device": device, "is_recycled": True}
+        return executables.run("step", (state.shape,), step, (state, jnp.full((2,), x, jnp.float32)), **how)
+
+    a, b = jnp.zeros((2,)), jnp.full((2,), 10.0)
+    seen = []
+    for x in range(3):
+        a, of_a = run(a, x)
+        b, of_b = run(b, x)
+        seen.append((of_a["sum"], of_b["sum"]))
+    np.testing.assert_array_equal([[float(s[0]) for s in pair] for pair in seen], [[0, 10], [2, 12], [4, 14]])
+    assert executables.num_compiled == 1
