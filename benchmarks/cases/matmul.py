@@ -53,10 +53,6 @@ def case(name: str, product: Product) -> Case:
             return gated_linear(x, weight, norm=norm), ()
         return linear(x, weight, norm=norm, residual=residual, out_dtype=out_dtype), ()
 
-    def configs():
-        found = candidate_configs(product)
-        return [*found, *(replace(config, dependent_launch=True) for config in found[:4])]
-
     return Case(
         name=name,
         kernel=lambda *arrays, config=None: fused(skinny_matmul, *arrays, config=config),
@@ -64,7 +60,7 @@ def case(name: str, product: Product) -> Case:
         reference=lambda *arrays: fused(reference.skinny_matmul, *arrays),
         make=make,
         num_bytes=bytes_moved(product),
-        configs=configs,
+        configs=lambda: candidate_configs(product),
     )
 
 

@@ -14,11 +14,7 @@ class SkinnyMatmulConfig:
         tile_k: inputs of a pipeline step, a multiple of 64.
         stages: steps in shared memory, so `stages - 1` are on their way while one is multiplied.
         split_k: parts of the inputs, each its own CTA. Above 1 the kernel writes fp32 partial sums, which XLA adds up.
-        cluster: CTAs with different outputs that share the tiles of x by multicast.
         max_ctas: of the grid; a CTA then goes through several tiles and loads across their borders. None: a tile a CTA.
-        dependent_launch: programmatic dependent launch. The first weights are loaded before the previous kernel has
-            ended, so it must not be one that writes the weight.
-        prefetch_len: inputs of the next weight that are fetched into the second-level cache, if one is given.
     """
 
     block_rows: int = 64
@@ -26,7 +22,4 @@ class SkinnyMatmulConfig:
     tile_k: int = 128
     stages: int = 6
     split_k: int = 1
-    cluster: int = 1
     max_ctas: int | None = None
-    dependent_launch: bool = False
-    prefetch_len: int = 128

@@ -31,9 +31,8 @@ class Plan:
 
     @property
     def num_rows(self) -> int:
-        """T as the kernel sees it: N of a wgmma is a multiple of 8, and a multicast divides it among the cluster."""
-        multiple = 8 * self.config.cluster
-        return -(-self.product.num_rows // multiple) * multiple
+        """T as the kernel sees it: N of a wgmma is a multiple of 8."""
+        return -(-self.product.num_rows // 8) * 8
 
     @property
     def given_rows(self) -> int:
@@ -72,15 +71,13 @@ class Plan:
 
     @property
     def num_items(self) -> int:
-        """Work items of all clusters."""
-        return self.num_blocks // self.config.warpgroups // self.config.cluster * self.config.split_k
+        """Work items of all CTAs."""
+        return self.num_blocks // self.config.warpgroups * self.config.split_k
 
     @property
-    def num_clusters(self) -> int:
+    def num_ctas(self) -> int:
         """Of the grid."""
-        if self.config.max_ctas is None:
-            return self.num_items
-        return min(self.num_items, self.config.max_ctas // self.config.cluster)
+        return self.num_items if self.config.max_ctas is None else min(self.num_items, self.config.max_ctas)
 
     @property
     def num_threads(self) -> int:
@@ -156,23 +153,21 @@ class Plan:
             NotImplementedError: it cannot.
         """
         product, config = self.product, self.config
-        tile = config.block_rows * config.warpgroups * config.cluster * self.halves
+        tile = config.block_rows * config.warpgroups * self.halves
         needs = {
-            f"T is 1 to {MAX_ROWS}, padded to a multiple of {8 * config.cluster}": 0 < self.num_rows <= MAX_ROWS,
+            f"T is 1 to {MAX_ROWS}, padded to a multiple of 8": 0 < self.num_rows <= MAX_ROWS,
             "the weight is bfloat16, int8 or float8_e4m3fn": product.weight_dtype in WEIGHT_DTYPES,
             "x of an fp8 weight is normalised before": not (product.has_norm and product.x_dtype != "bfloat16"),
             "the result is bfloat16 or float32": product.out_dtype in ("bfloat16", "float32"),
             "block_rows is a multiple of 8 up to 64": config.block_rows in range(8, WGMMA_ROWS + 1, 8),
             "warpgroups is 1 or 2": config.warpgroups in (1, 2),
-            "cluster is 1, 2, 4 or 8": config.cluster in (1, 2, 4, 8),
-            f"O is a multiple of a cluster's {tile} outputs": product.num_outputs % tile == 0,
+            f"O is a multiple of a CTA's {tile} outputs": product.num_outputs % tile == 0,
             f"tile_k is a multiple of {CHUNK} up to 256": config.tile_k in range(CHUNK, 257, CHUNK),
             "I is a multiple of tile_k * split_k": product.num_inputs % (config.tile_k * config.split_k) == 0,
             f"a norm has up to {MAX_INPUTS_OF_NORM} inputs": product.num_inputs <= MAX_INPUTS_OF_NORM
             or not product.has_norm,
             "there are 2 stages or more": config.stages >= 2,
-            "max_ctas is a multiple of cluster": config.max_ctas is None
-            or (config.max_ctas > 0 and config.max_ctas % config.cluster == 0),
+            "max_ctas is positive": config.max_ctas is None or config.max_ctas > 0,
         }
         unmet = [need for need, is_met in needs.items() if not is_met]
         if not unmet and self.smem_bytes > MAX_SMEM:
