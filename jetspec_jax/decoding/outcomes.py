@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jetspec_jax.decoding.fan_out import integer_fan_out, length_prior
 from jetspec_jax.decoding.verify import NO_TOKEN
 from jetspec_jax.drafting_config import OutcomeRule
+from jetspec_jax.ops.top_k import top_k
 
 OUTCOME_RULES: tuple[str, ...] = get_args(OutcomeRule)
 
@@ -259,7 +260,7 @@ def _acceptance_log_odds(rule, evidence, contest: _Contest, is_token, draft_logp
 
 def _best_anchors(contest: _Contest, num_anchors: int, temperature):
     """The likeliest anchors of each length and their log-probabilities; NaN without a rival to the draft."""
-    evidence, anchors = jax.lax.top_k(contest.rivals, num_anchors)
+    evidence, anchors = top_k(contest.rivals, num_anchors)
     relative = (evidence - contest.best_rival[..., None]) / temperature
     return relative - contest.log_spread(temperature)[..., None], anchors
 
