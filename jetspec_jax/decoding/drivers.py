@@ -75,10 +75,14 @@ class Driver:
             loop.prefill()
             loop.start()
         while loop.in_flight:
-            with jax.transfer_guard("disallow"):
-                if loop.may_dispatch():
-                    loop.dispatch()
-                deliveries = loop.drain() if len(loop.in_flight) > 1 or not loop.may_dispatch() else []
+            try:
+                with jax.transfer_guard("disallow"):
+                    if loop.may_dispatch():
+                        loop.dispatch()
+                    deliveries = loop.drain() if len(loop.in_flight) > 1 or not loop.may_dispatch() else []
+            except Exception:
+                self.programs.executables.forget_results()
+                raise
             if deliveries:
                 paused = time.perf_counter()
                 yield deliveries

@@ -1,8 +1,8 @@
 """Programs compiled ahead of the loop and kept: an executable never recompiles, it refuses other shapes.
 
-On a GPU a program runs as a graph that remembers the addresses of its buffers. A donated state stays where it is, but a
-result beside it lies elsewhere each time, and then the runtime updates the graph's hundreds of nodes before it launches
-it. *Recycled* programs write such results over those of the call before and hand out copies.
+On a GPU a program runs as a graph that remembers the addresses of its buffers, and is updated where one is elsewhere. A
+donated state can stay where it is; a result beside it lies elsewhere each time. *Recycled* programs write such results
+over those of the call before and hand out copies. (What that spares the host is not timed yet: `docs/roadmap.md`.)
 """
 
 import time
@@ -38,7 +38,9 @@ class Executables:
         self.on_dispatch: Callable[[str, jax.Device, Any], Any] | None = None
         self.recycles: dict[str, bool] = {"gpu": True}
         self._kept: dict[tuple, Callable] = {}
-        self._results: dict[tuple, Any] = {}  # of recycled programs, to be written over
+        # Of recycled programs: what they return beside their state, and the last of it, to be written over.
+        self._beside: dict[tuple, Any] = {}
+        self._results: dict[tuple, Any] = {}
 
     def run(
         self,
@@ -49,6 +51,7 @@ class Executables:
         *,
         donated: tuple[int, ...],
         device: jax.Device,
+        is_looped: bool = False,
         is_recycled: bool = False,
     ) -> Any:
         """Calls a program, building it if this key has not been seen; returns without waiting for its result.
@@ -60,51 +63,71 @@ class Executables:
             args: device arrays.
             donated: indices of the arguments whose buffers the results take over.
             device: where it runs, for `on_dispatch`.
-            is_recycled: it returns its new state, which takes over the donated buffers, and something beside it.
+            is_looped: called once a round: its state should stay where it is.
+            is_recycled: it is looped and returns its new state, which takes over the donated buffers, and something
+                beside it.
         """
         is_recycled = is_recycled and self.recycles.get(device.platform, False)
-        if is_recycled:
-            # Taken out: another loop that runs the same program meanwhile makes its own.
-            results = self._results.pop((name, *key), None)
-            args = (*args, self._room(program, args, device) if results is None else results)
-            program, donated = _over_results(program), (*donated, len(args) - 1)
-        executable = self._kept.get((name, *key))
+        kept_as = (name, *key, is_recycled)
+        executable = self._kept.get(kept_as)
         if executable is None:
             if self.on_compile is not None:
                 self.on_compile(f"compiling {name} for {key[0][0]} x {key[0][1]} slots")
             began = time.perf_counter()
             # Constants that a user's function closes over are moved while lowering; only the loop is guarded.
             with jax.transfer_guard("allow"):
-                executable = self.jit(program, donated=donated, device=device).lower(*args).compile()
+                executable = self._compiled(
+                    kept_as, program, args, donated, device, keep_unused=is_looped or is_recycled
+                )
             self.compile_ms += 1e3 * (time.perf_counter() - began)
             self.num_compiled += 1
-            self._kept[(name, *key)] = executable
-        outputs = executable(*args)
+            self._kept[kept_as] = executable
         if is_recycled:
-            state, self._results[name, *key] = outputs
-            outputs = state, _copied(self._results[name, *key])
+            # Taken out, so that no other thread writes over them too: it makes room of its own.
+            results = self._results.pop(kept_as, None)
+            state, beside = executable(*args, self._room(kept_as, device) if results is None else results)
+            outputs = state, _copied(beside)
+            self._results[kept_as] = beside  # last: from here on another thread may write over it
+        else:
+            outputs = executable(*args)
         if self.on_dispatch is not None:
             self.on_dispatch(name, device, outputs)
         return outputs
 
-    def jit(self, program: Callable, *, donated: tuple[int, ...], device: jax.Device) -> Callable:
-        """`jax.jit` of a program for a device, with that device's kernels."""
+    def jit(
+        self, program: Callable, *, donated: tuple[int, ...], device: jax.Device, keep_unused: bool = False
+    ) -> Callable:
+        """`jax.jit` of a program for a device, with that device's kernels.
+
+        Args:
+            keep_unused: results take over donated buffers of their type in order. If leaves of a state that nothing
+                reads are dropped, the leaves behind them change places with each call.
+        """
 
         def traced(*args):
             with self.kernels.get(device, Kernels()).tracing():
                 return program(*args)
 
-        # Results take over donated buffers of their type in order. A leaf of the state that nothing reads must not be
-        # dropped, or the leaves behind it change places with each call.
-        return jax.jit(traced, donate_argnums=donated, keep_unused=True)
+        return jax.jit(traced, donate_argnums=donated, keep_unused=keep_unused)
 
-    def _room(self, program: Callable, args: tuple, device: jax.Device) -> Any:
+    def forget_results(self) -> None:
+        """Lets recycled programs begin anew; to be called when one has failed, whose results are no buffers."""
+        self._results.clear()
+
+    def _compiled(self, kept_as: tuple, program: Callable, args: tuple, donated, device, *, keep_unused: bool):
+        if kept_as[-1]:
+            with self.kernels.get(device, Kernels()).tracing():
+                _, self._beside[kept_as] = jax.eval_shape(program, *args)
+            args, donated = (*args, self._beside[kept_as]), (*donated, len(args))
+            program = _over_results(program)
+        return self.jit(program, donated=donated, device=device, keep_unused=keep_unused).lower(*args).compile()
+
+    def _room(self, kept_as: tuple, device: jax.Device) -> Any:
         """Buffers for what a recycled program returns beside its state."""
-        with jax.transfer_guard("allow"), self.kernels.get(device, Kernels()).tracing():
-            _, beside = jax.eval_shape(program, *args)
-            with jax.default_device(device):
-                # Each its own: they are donated one by one.
-                return jax.device_put(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), beside), device)
+        with jax.transfer_guard("allow"), jax.default_device(device):
+            # Each its own: they are donated one by one.
+            zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self._beside[kept_as])
+            return jax.device_put(zeros, device)
 
     def hlo(self, name: str) -> list[str]:
         """Optimised HLO of the programs of this name, to look at."""

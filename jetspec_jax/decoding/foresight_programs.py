@@ -251,14 +251,19 @@ class PipelinedPrograms(ForesightPrograms):
         key = (state.target.tokens.shape, spec, shapes(params))
         ahead = state.draft
         target, out, verdict = self._on_target(
-            "verify", key, on_target, (self.target_leaves, state.target, state.drafts, active, params), (1,)
+            "verify",
+            key,
+            on_target,
+            (self.target_leaves, state.target, state.drafts, active, params),
+            (1,),
+            is_looped=True,
         )
         side, cache = self._on_draft(
-            "foresee", key, ahead_of, (ahead.side, ahead.block, ahead.pending, state.params), (2,)
+            "foresee", key, ahead_of, (ahead.side, ahead.block, ahead.pending, state.params), (2,), is_looped=True
         )
         verdict = jax.device_put(verdict, self.draft_device)
         block, side, fared = self._on_draft(
-            "select", key, select, (side, cache, ahead.block, verdict, state.params), (2,)
+            "select", key, select, (side, cache, ahead.block, verdict, state.params), (2,), is_looped=True
         )
         drafts = jax.device_put(block.tokens, self.device)
         return (
@@ -266,9 +271,9 @@ class PipelinedPrograms(ForesightPrograms):
             replace(out, draft=fared),
         )
 
-    def _on_target(self, name: str, key: tuple, program, args: tuple, donated: tuple[int, ...]):
-        return self.executables.run(name, key, program, args, donated=donated, device=self.device)
+    def _on_target(self, name: str, key: tuple, program, args: tuple, donated: tuple[int, ...], **how: bool):
+        return self.executables.run(name, key, program, args, donated=donated, device=self.device, **how)
 
-    def _on_draft(self, name: str, key: tuple, program, args: tuple, donated: tuple[int, ...]):
+    def _on_draft(self, name: str, key: tuple, program, args: tuple, donated: tuple[int, ...], **how: bool):
         args = (self.draft_leaves, self.decoder_leaves, *args)
-        return self.executables.run(name, key, program, args, donated=donated, device=self.draft_device)
+        return self.executables.run(name, key, program, args, donated=donated, device=self.draft_device, **how)

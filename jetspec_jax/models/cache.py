@@ -38,7 +38,6 @@ class KVCache:
         cls, *, num_layers: int, batch: int, capacity: int, num_kv_heads: int, head_dim: int, dtype: DTypeLike
     ) -> "KVCache":
         """An empty cache."""
-
         keys, values = _zeros(num_layers, (batch, num_kv_heads, capacity, head_dim), jnp.dtype(dtype))
         return cls(keys=keys, values=values, length=jnp.zeros((batch,), jnp.int32))
 

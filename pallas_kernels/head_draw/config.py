@@ -7,7 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-# Of an H200's SM. A block has one warpgroup, so shared memory alone says how many blocks share an SM.
+# Of an H200's SM. A block has one warpgroup; shared memory says how many share an SM, registers allow three up to 72
+# rows (154 a thread with an int8 head and 64).
 SMEM_PER_SM = 228 * 1024
 SMEM_PER_CTA = 227 * 1024
 SMEM_RESERVED = 1024  # by the driver, for each block
@@ -20,8 +21,9 @@ BYTES_IN_FLIGHT = 36 * 1024
 MIN_ROWS = 9
 MAX_ROWS = 136  # 8 requests of 17 rows; more than a wgmma's N of 256 could not be
 MAX_TILE_V = 256  # rows of a TMA box
-# Registers of a thread's accumulators. Compiled for sm_90a, 192 leave room for the epilogue: nothing is spilled, or 48
-# bytes with an int8 head.
+INT8_PART = 64  # inputs of an int8 head that are in registers as bf16, twice
+# Registers of a thread's accumulators. Compiled for sm_90a, 192 leave room for the epilogue and for two parts of an int8
+# head: nothing is spilled (236 registers at the most).
 MAX_ACCUMULATORS = 192
 
 
@@ -63,6 +65,8 @@ class HeadDrawConfig:
             raise NotImplementedError(f"V must be a multiple of 64 and at least {self.tile_v=}, got {shape}")
         if self.tile_v % 64 or not 0 < self.tile_v <= MAX_TILE_V:
             raise NotImplementedError(f"tile_v must be 64, 128, 192 or {MAX_TILE_V}, got {self.tile_v}")
+        if dtype == jnp.int8 and self.tile_k > INT8_PART and self.tile_k % INT8_PART:
+            raise NotImplementedError(f"an int8 head is read {INT8_PART} inputs at a time, got {self.tile_k=}")
         if self.tile_k % 32 or width % self.tile_k:
             raise NotImplementedError(f"tile_k must be a multiple of 32 and divide D, got {self.tile_k} and {shape}")
         if self.stages < 2:
@@ -89,8 +93,14 @@ def default_config(num_rows: int, width: int, vocab_size: int, dtype: DTypeLike)
     """
     tile_v = 64 if vocab_size < 128 else 128
     tile_k = next((size for size in (128 // jnp.dtype(dtype).itemsize, 64) if width % size == 0), 32)
-    stages = _stages(tile_v, tile_k, num_rows, width, dtype, 3 if dtype == jnp.int8 else 2)
-    return HeadDrawConfig(tile_v=tile_v, tile_k=tile_k, stages=stages)
+    default = HeadDrawConfig(tile_v=tile_v, tile_k=tile_k, stages=_stages(tile_v, tile_k, num_rows, width, dtype, 2))
+    if dtype != jnp.int8:
+        return default
+    three = replace(default, stages=_stages(tile_v, tile_k, num_rows, width, dtype, 3))
+    if 3 * (three.smem_bytes(num_rows, dtype) + SMEM_RESERVED) <= SMEM_PER_SM:
+        return three
+    tile_k = min(tile_k, 64)  # with many rows smaller steps keep more of the head in flight
+    return replace(default, tile_k=tile_k, stages=_stages(tile_v, tile_k, num_rows, width, dtype, 2))
 
 
 def candidate_configs(num_rows: int, width: int, vocab_size: int, dtype: DTypeLike) -> list[HeadDrawConfig]:

@@ -29,14 +29,13 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int, Int8, UInt32
 
 from pallas_kernels.fragments import load_fragments
-from pallas_kernels.head_draw.config import MIN_ROWS, HeadDrawConfig, default_config, padded, row_dtype
+from pallas_kernels.head_draw.config import INT8_PART, MIN_ROWS, HeadDrawConfig, default_config, padded, row_dtype
 from pallas_kernels.head_draw.noise import check_jax_noise, gumbel
 from pallas_kernels.head_draw.result import HeadDraw
 
 HOPPER = ("H100", "H200", "H800", "H20")
 MATRIX = plgpu.Layout.WGMMA  # [entries, rows]
 BY_ROW, BY_ENTRY = MATRIX.reduce(0), MATRIX.reduce(1)
-PART = 64  # inputs of an int8 head that are in registers as bf16, twice
 NO_ENTRY = jnp.iinfo(jnp.int32).max
 
 
@@ -196,7 +195,7 @@ def _logits_of_tile(hidden, head, start, config: HeadDrawConfig):
     """[tile_v, T] in registers: the tile's entries times all rows, streamed over D."""
     num_rows, width = hidden.shape
     is_int8 = head.dtype == jnp.int8
-    part = min(config.tile_k, PART) if is_int8 else config.tile_k
+    part = min(config.tile_k, INT8_PART) if is_int8 else config.tile_k
 
     def block(rows, dtype, index_map):
         swizzle = plgpu.find_swizzle(part * dtype.itemsize * 8)

@@ -107,7 +107,7 @@ class Plan:
     @property
     def registers_needed(self) -> int:
         """Of a thread that multiplies: the sums, two chunks of an int8 weight as bf16, and 30 (compiled for sm_90a)."""
-        of_weight = CHUNK // 2 if self.product.weight_dtype == "int8" else 0
+        of_weight = min(self.config.tile_k, 2 * CHUNK) // 4 if self.product.weight_dtype == "int8" else 0
         return 30 + self.halves * (self.num_rows // 2 + of_weight)
 
     @property

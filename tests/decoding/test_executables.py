@@ -47,8 +47,7 @@ def test_recycled_rounds_have_all_buffers_where_they_were(base, num_outcomes):
     name = "plain round" if num_outcomes is None else "round"
     expected = base.generate([PROMPT], max_new_tokens=NUM_TOKENS)[0].token_ids
     executables = model.programs.executables
-    executables.recycles, kept = {"cpu": True}, executables.recycles
-    executables._kept.clear()
+    executables.recycles, before = {"cpu": True}, executables.recycles
     try:
         text, places = text_and_addresses(model)
         beside = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(list(executables._results.values()))}
@@ -60,10 +59,8 @@ def test_recycled_rounds_have_all_buffers_where_they_were(base, num_outcomes):
         assert again == expected
         assert beside == {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(list(executables._results.values()))}
     finally:
-        executables.recycles = kept
-        executables.on_dispatch = None
-        executables._kept.clear()
-        executables._results.clear()
+        executables.recycles, executables.on_dispatch = before, None
+        executables.forget_results()
 
 
 def test_states_of_pipelined_programs_stay_where_they_are(base, cpu_devices):
@@ -72,23 +69,67 @@ def test_states_of_pipelined_programs_stay_where_they_are(base, cpu_devices):
     assert [len(places[name]) for name in (("verify", 0), ("foresee", 0), ("select", 1))] == [1, 1, 1]
 
 
-def test_two_loops_of_one_recycled_program_do_not_share_results():
+def step(state, x):
+    return state + 1, {"sum": state + x}
+
+
+@pytest.fixture
+def run():
+    """Calls `step`, recycled."""
     executables = Executables()
     executables.recycles = {"cpu": True}
-    device = jax.devices()[0]
 
-    def step(state, x):
-        return state + 1, {"sum": state + x}
-
-    def run(state, x):
-        how = {"donated": (0,), "device": device, "is_recycled": True}
+    def call(state, x):
+        how = {"donated": (0,), "device": jax.devices()[0], "is_recycled": True}
         return executables.run("step", (state.shape,), step, (state, jnp.full((2,), x, jnp.float32)), **how)
 
-    a, b = jnp.zeros((2,)), jnp.full((2,), 10.0)
-    seen = []
+    call.executables = executables
+    return call
+
+
+def test_what_was_handed_out_survives_later_calls(run):
+    a, b, seen = jnp.zeros((2,)), jnp.full((2,), 10.0), []
     for x in range(3):
         a, of_a = run(a, x)
         b, of_b = run(b, x)
         seen.append((of_a["sum"], of_b["sum"]))
     np.testing.assert_array_equal([[float(s[0]) for s in pair] for pair in seen], [[0, 10], [2, 12], [4, 14]])
-    assert executables.num_compiled == 1
+    assert run.executables.num_compiled == 1
+
+
+def test_a_call_in_the_middle_of_another_takes_nothing_from_it(run):
+    """As another thread may, as soon as there are results to be written over."""
+    run(jnp.zeros((2,)), 0)  # compiles
+    others = []
+
+    class Interrupted(dict):
+        def __setitem__(self, key, value):
+            super().__setitem__(key, value)
+            if not others:
+                others.append(None)
+                others[0] = run(jnp.full((2,), 100.0), 5)[1]["sum"]
+
+    run.executables._results = Interrupted(run.executables._results)
+    _, mine = run(jnp.full((2,), 1.0), 1)
+    assert (float(mine["sum"][0]), float(others[0][0])) == (2, 105)
+
+
+def test_a_loop_that_fails_leaves_nothing_behind(base):
+    """What a failed program leaves to be written over would make all later ones fail."""
+    executables = base.programs.executables
+    executables._results["left"] = "over"
+
+    run = executables.run
+
+    def fail(name, *args, **how):
+        if name == "plain round":
+            raise RuntimeError("device lost")
+        return run(name, *args, **how)
+
+    executables.run = fail
+    try:
+        with pytest.raises(RuntimeError, match="device lost"):
+            base.generate([PROMPT], max_new_tokens=NUM_TOKENS)
+    finally:
+        executables.run = run
+    assert not executables._results

@@ -108,6 +108,20 @@ def test_bf16_text_is_lossless_up_to_ties(source, temperature, kernels):
     assert report.is_lossless, report.verdict
 
 
+@pytest.mark.parametrize("num_outcomes", [0, 4], ids=["critical path", "fused"])
+@pytest.mark.parametrize("weights", ["given", "int8", "fp8"])
+def test_trained_drafts_with_all_kernels_are_lossless_up_to_ties(source, weights, num_outcomes):
+    refine = RefineConfig.parse("J1-R1")
+    drafting = DraftingConfig(refine=refine, num_outcomes=num_outcomes, draft_weights=weights)
+    model = jetspec_jax.load(source, drafter="jetspec++", drafting=drafting, progress=False, kernels="all")
+    params = SamplingParams(max_new_tokens=100)
+    output = model.generate(PROMPT, params)
+    assert output.stats.tau > 2
+    judge = jetspec_jax.load(source, drafter="autoregressive", progress=False, kernels="none")
+    report = check_lossless(judge, output.prompt_token_ids, output.token_ids, params)
+    assert report.is_lossless, report.verdict
+
+
 @pytest.mark.parametrize("driver", ["fused", "pipelined"])
 @pytest.mark.parametrize(("dtype", "temperature"), [("float32", 0.0), ("bfloat16", 0.0), ("bfloat16", 1.0)])
 def test_jetspecpp_is_lossless(dtype, temperature, driver):

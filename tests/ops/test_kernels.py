@@ -17,6 +17,8 @@ from jetspec_jax.ops.kernels import (
     wants,
 )
 
+LARGE = 16 * 10**9  # bytes of a target
+
 
 def refuse():
     raise NotImplementedError("not these shapes")
@@ -35,19 +37,19 @@ def refuse():
     ],
 )
 def test_what_a_device_runs(kind, asked, ops):
-    assert Kernels.for_device(kind, asked).ops == ops
+    assert Kernels.for_device(kind, asked, target_bytes=LARGE).ops == ops
 
 
 @pytest.mark.parametrize(("version", "ops"), [((0, 11, 2), set()), ((0, 12, 0), set(MEASURED["NVIDIA H200"]))])
 def test_what_is_measured_runs_where_compiling_it_is_quick(version, ops, monkeypatch):
     monkeypatch.setattr(jax, "__version_info__", version)
-    assert Kernels.for_device("NVIDIA H200").ops == ops
-    assert Kernels.for_device("NVIDIA GB200").ops == set()
+    assert Kernels.for_device("NVIDIA H200", target_bytes=LARGE).ops == ops
+    assert Kernels.for_device("NVIDIA GB200", target_bytes=LARGE).ops == set()
 
 
 def test_small_targets_run_none_unless_they_are_asked_for(monkeypatch):
     monkeypatch.setattr(jax, "__version_info__", (0, 12, 0))
-    assert Kernels.for_device("NVIDIA H200", target_bytes=16 * 10**9).ops == set(MEASURED["NVIDIA H200"])
+    assert Kernels.for_device("NVIDIA H200", target_bytes=LARGE).ops == set(MEASURED["NVIDIA H200"])
     assert Kernels.for_device("NVIDIA H200", target_bytes=269 * 10**6).ops == set()
     assert Kernels.for_device("NVIDIA H200", "all", target_bytes=269 * 10**6).ops == set(OPS)
 
@@ -62,7 +64,7 @@ def test_small_targets_run_none_unless_they_are_asked_for(monkeypatch):
 )
 def test_refuses(kind, asked, message):
     with pytest.raises(ValueError, match=message):
-        Kernels.for_device(kind, asked)
+        Kernels.for_device(kind, asked, target_bytes=LARGE)
 
 
 def test_kernel_is_taken_only_while_programs_that_want_it_are_traced():

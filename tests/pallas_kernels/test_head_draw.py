@@ -21,7 +21,7 @@ from pallas_kernels.head_draw import (
     noise,
     reference,
 )
-from pallas_kernels.head_draw.config import row_dtype
+from pallas_kernels.head_draw.config import BYTES_IN_FLIGHT, SMEM_PER_SM, SMEM_RESERVED, row_dtype
 from pallas_kernels.head_draw.shapes import SHAPES, Rows
 from pallas_kernels.testing import interpreted, lower_for
 
@@ -306,6 +306,22 @@ def test_default_and_candidates_fit_the_machine(name, dtype):
     candidates = candidate_configs(*sizes)
     assert default_config(*sizes) in candidates
     assert len(set(candidates)) == len(candidates) > 10
+
+
+@pytest.mark.parametrize("num_rows", [9, 24, 64, 72, 96, 136])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int8, jnp.float8_e4m3fn])
+def test_default_keeps_enough_of_the_head_on_its_way(num_rows, dtype):
+    config = default_config(num_rows, 4096, 151_936, dtype)
+    blocks = SMEM_PER_SM // (config.smem_bytes(num_rows, dtype) + SMEM_RESERVED)
+    step_bytes = config.tile_v * config.tile_k * jnp.dtype(dtype).itemsize
+    assert blocks >= 2
+    assert blocks * (config.stages - 1) * step_bytes >= BYTES_IN_FLIGHT
+
+
+def test_an_int8_head_is_read_in_parts():
+    with pytest.raises(NotImplementedError, match="64 inputs at a time, got self.tile_k=96"):
+        HeadDrawConfig(tile_k=96).check(9, 576, 192, jnp.int8)
+    HeadDrawConfig(tile_k=96).check(9, 576, 192, jnp.bfloat16)
 
 
 def test_bytes_are_those_of_the_head_and_the_rows():
