@@ -22,8 +22,8 @@ MIN_ROWS = 9
 MAX_ROWS = 136  # 8 requests of 17 rows; more than a wgmma's N of 256 could not be
 MAX_TILE_V = 256  # rows of a TMA box
 INT8_PART = 64  # inputs of an int8 head that are in registers as bf16, twice
-# Registers of a thread's accumulators. Compiled for sm_90a, 192 leave room for the epilogue and for two parts of an int8
-# head: nothing is spilled (236 registers at the most).
+# Registers of a thread's accumulators. Compiled for sm_90a, 192 leave room for the epilogue and for two parts of an
+# int8 head: nothing is spilled (236 registers at the most).
 MAX_ACCUMULATORS = 192
 
 

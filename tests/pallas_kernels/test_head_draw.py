@@ -319,7 +319,7 @@ def test_default_keeps_enough_of_the_head_on_its_way(num_rows, dtype):
 
 
 def test_an_int8_head_is_read_in_parts():
-    with pytest.raises(NotImplementedError, match="64 inputs at a time, got self.tile_k=96"):
+    with pytest.raises(NotImplementedError, match=r"64 inputs at a time, got self\.tile_k=96"):
         HeadDrawConfig(tile_k=96).check(9, 576, 192, jnp.int8)
     HeadDrawConfig(tile_k=96).check(9, 576, 192, jnp.bfloat16)
 
