@@ -7,12 +7,25 @@ over those of the call before and hand out copies. (What that spares the host is
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jetspec_jax.ops.kernels import Kernels
+
+
+@dataclass(frozen=True)
+class Over:
+    """What a recycled program may write its results over.
+
+    Attributes:
+        results: of a call before, beside its state; None: there is none, room is made.
+    """
+
+    results: Any | None
 
 
 class Executables:
@@ -53,6 +66,7 @@ class Executables:
         device: jax.Device,
         is_looped: bool = False,
         is_recycled: bool = False,
+        over: Over | None = None,
     ) -> Any:
         """Calls a program, building it if this key has not been seen; returns without waiting for its result.
 
@@ -66,6 +80,7 @@ class Executables:
             is_looped: called once a round: its state should stay where it is.
             is_recycled: it is looped and returns its new state, which takes over the donated buffers, and something
                 beside it.
+            over: for callers that keep what is beside the state for the next call, and want no copies.
         """
         is_recycled = is_recycled and self.recycles.get(device.platform, False)
         kept_as = (name, *key, is_recycled)
@@ -82,7 +97,9 @@ class Executables:
             self.compile_ms += 1e3 * (time.perf_counter() - began)
             self.num_compiled += 1
             self._kept[kept_as] = executable
-        if is_recycled:
+        if is_recycled and over is not None:
+            outputs = executable(*args, self._room(kept_as, device) if over.results is None else over.results)
+        elif is_recycled:
             # Taken out, so that no other thread writes over them too: it makes room of its own.
             results = self._results.pop(kept_as, None)
             state, beside = executable(*args, self._room(kept_as, device) if results is None else results)
@@ -91,7 +108,8 @@ class Executables:
         else:
             outputs = executable(*args)
         if self.on_dispatch is not None:
-            self.on_dispatch(name, device, outputs)
+            is_kept = not is_recycled or over is None
+            self.on_dispatch(name, device, outputs if is_kept else (outputs[0], _copied(outputs[1])))
         return outputs
 
     def jit(
@@ -109,6 +127,14 @@ class Executables:
                 return program(*args)
 
         return jax.jit(traced, donate_argnums=donated, keep_unused=keep_unused)
+
+    def copied(self, results: Any, device: jax.Device) -> Any:
+        """Results that a later call writes over, to be kept; where nothing is recycled, as they are."""
+        return _copied(results) if self.recycles.get(device.platform, False) else results
+
+    def settled(self, place: Any, arrived: Any, device: jax.Device) -> Any:
+        """What has arrived on a device, moved to where the last such was; where nothing is recycled, as it is."""
+        return _settled(place, arrived) if self.recycles.get(device.platform, False) else arrived
 
     def forget_results(self) -> None:
         """Lets recycled programs begin anew; to be called when one has failed, whose results are no buffers."""
@@ -141,6 +167,11 @@ def _over_results(program: Callable) -> Callable:
         return program(*args[:-1])
 
     return over_results
+
+
+@partial(jax.jit, donate_argnums=0, keep_unused=True)
+def _settled(place: Any, arrived: Any) -> Any:
+    return jax.tree.map(jnp.copy, arrived)
 
 
 @jax.jit

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jetspec_jax.decoding.executables import shapes
+from jetspec_jax.decoding.executables import Over, shapes
 from jetspec_jax.decoding.foresight import ForesightState
 from jetspec_jax.decoding.outcome_cache import OutcomeCache
 from jetspec_jax.decoding.programs import DecodeState, Programs
@@ -150,6 +150,21 @@ class FusedPrograms(ForesightPrograms):
 
 
 @dataclass(frozen=True)
+class Spare:
+    """What the programs of the last round returned beside their states, if there was one; the next one's write over it.
+
+    Attributes:
+        told: by `verify`, to the host and to the draft's device.
+        cache: blocks that `foresee` has prepared.
+        fared: report of `select`.
+    """
+
+    told: tuple[RoundOutput, Verdict] | None = None
+    cache: OutcomeCache | None = None
+    fared: DraftReport | None = None
+
+
+@dataclass(frozen=True)
 class PipelineState:
     """Handles of a batch on two devices; a host object, its parts are donated separately.
 
@@ -158,12 +173,14 @@ class PipelineState:
         drafts: the next block's tokens, on the target's device; None before the first.
         draft: on the draft's device.
         params: sampling options on the draft's device; None before `start`.
+        spare: buffers to be written over.
     """
 
     target: RoundState
     drafts: Int[Array, "B G"] | None
     draft: Ahead
     params: RowParams | None
+    spare: Spare = Spare()
 
 
 class PipelinedPrograms(ForesightPrograms):
@@ -210,14 +227,16 @@ class PipelinedPrograms(ForesightPrograms):
             return target.anchor
 
         def program(draft_leaves, decoder_leaves, side, anchor, params):
-            return self.begin(draft_leaves, self.decoder(decoder_leaves), side, anchor, params, spec)
+            ahead = self.begin(draft_leaves, self.decoder(decoder_leaves), side, anchor, params, spec)
+            # A timeline waits for what nobody is given to overwrite, and the two devices' tokens are given away apart.
+            return ahead, ahead.block.mass + 0, ahead.block.tokens + 0
 
         key = (state.target.tokens.shape, spec, shapes(params))
         anchor = self._on_target("anchor", key, anchor_of, (state.target,), ())
         params = jax.device_put(params, self.draft_device)
         anchor = jax.device_put(anchor, self.draft_device)
-        ahead = self._on_draft("first block", key, program, (state.draft.side, anchor, params), (2,))
-        return PipelineState(state.target, jax.device_put(ahead.block.tokens, self.device), ahead, params)
+        ahead, _, drafts = self._on_draft("first block", key, program, (state.draft.side, anchor, params), (2,))
+        return PipelineState(state.target, jax.device_put(drafts, self.device), ahead, params)
 
     def round(
         self,
@@ -246,34 +265,33 @@ class PipelinedPrograms(ForesightPrograms):
 
         def select(draft_leaves, decoder_leaves, side, cache, block, verdict, params):
             decoder = self.decoder(decoder_leaves)
-            return self.select(draft_leaves, decoder, side, cache, block, verdict, params, spec)
+            chosen, side, fared = self.select(draft_leaves, decoder, side, cache, block, verdict, params, spec)
+            return (side, chosen), fared
+
+        def on_target_told(*args):
+            target, out, verdict = on_target(*args)
+            return target, (out, verdict)
 
         key = (state.target.tokens.shape, spec, shapes(params))
-        ahead = state.draft
-        target, out, verdict = self._on_target(
-            "verify",
-            key,
-            on_target,
-            (self.target_leaves, state.target, state.drafts, active, params),
-            (1,),
-            is_looped=True,
-        )
-        side, cache = self._on_draft(
-            "foresee", key, ahead_of, (ahead.side, ahead.block, ahead.pending, state.params), (2,), is_looped=True
-        )
-        verdict = jax.device_put(verdict, self.draft_device)
-        block, side, fared = self._on_draft(
-            "select", key, select, (side, cache, ahead.block, verdict, state.params), (2,), is_looped=True
-        )
-        drafts = jax.device_put(block.tokens, self.device)
-        return (
-            PipelineState(target, drafts, Ahead(side, block, verdict), state.params),
-            replace(out, draft=fared),
-        )
+        ahead, spare, executables = state.draft, state.spare, self.executables
+        given = (self.target_leaves, state.target, state.drafts, active, params)
+        target, told = self._on_target("verify", key, on_target_told, given, (1,), Over(spare.told))
+        given = (ahead.side, ahead.block, ahead.pending, state.params)
+        side, cache = self._on_draft("foresee", key, ahead_of, given, (2,), Over(spare.cache))
+        # What was pending has been taken in, what was drafted is being verified: their places are free.
+        verdict = executables.settled(ahead.pending, jax.device_put(told[1], self.draft_device), self.draft_device)
+        given = (side, cache, ahead.block, verdict, state.params)
+        (side, block), fared = self._on_draft("select", key, select, given, (2, 4), Over(spare.fared))
+        drafts = executables.settled(state.drafts, jax.device_put(block.tokens, self.device), self.device)
+        out = replace(executables.copied(told[0], self.device), draft=executables.copied(fared, self.draft_device))
+        ahead, spare = Ahead(side, block, verdict), Spare(told, cache, fared)
+        return PipelineState(target, drafts, ahead, state.params, spare), out
 
-    def _on_target(self, name: str, key: tuple, program, args: tuple, donated: tuple[int, ...], **how: bool):
-        return self.executables.run(name, key, program, args, donated=donated, device=self.device, **how)
+    def _on_target(self, name: str, key: tuple, program, args: tuple, donated: tuple[int, ...], over=None):
+        how = {"donated": donated, "device": self.device, "is_recycled": over is not None, "over": over}
+        return self.executables.run(name, key, program, args, is_looped=over is not None, **how)
 
-    def _on_draft(self, name: str, key: tuple, program, args: tuple, donated: tuple[int, ...], **how: bool):
+    def _on_draft(self, name: str, key: tuple, program, args: tuple, donated: tuple[int, ...], over=None):
+        how = {"donated": donated, "device": self.draft_device, "is_recycled": over is not None, "over": over}
         args = (self.draft_leaves, self.decoder_leaves, *args)
-        return self.executables.run(name, key, program, args, donated=donated, device=self.draft_device, **how)
+        return self.executables.run(name, key, program, args, is_looped=over is not None, **how)

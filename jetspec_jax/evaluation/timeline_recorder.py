@@ -15,8 +15,7 @@ import jax
 
 from jetspec_jax.decoding.foresight_programs import Ahead
 from jetspec_jax.decoding.outcome_cache import OutcomeCache
-from jetspec_jax.decoding.proposal import Proposal
-from jetspec_jax.decoding.state import RoundOutput
+from jetspec_jax.decoding.state import DraftReport, RoundOutput
 from jetspec_jax.evaluation.timeline import Event, Timeline
 from jetspec_jax.language_model import LanguageModel
 from jetspec_jax.sampling_params import SamplingParams
@@ -141,16 +140,20 @@ class _Watcher:
 def _lasting_array(outputs: Any) -> jax.Array | None:
     """A small output that no later call is given to overwrite; None if the program has none.
 
-    States and caches are donated to the next round. What the host reads, prepared blocks and proposals are not.
+    States, caches and chosen blocks are donated to the next round. What the host reads is not, nor are prepared blocks
+    where results are not recycled (`decoding/executables.py`; where they are, the recorder is told of copies).
     """
-    for part in outputs if isinstance(outputs, tuple) else (outputs,):
+    for part in outputs if isinstance(outputs, tuple) else ():
         match part:
             case RoundOutput():
                 return part.num_committed
+            case (RoundOutput(), _):
+                return part[0].num_committed
             case OutcomeCache():
                 return part.outcomes.anchor
-            case Proposal():
-                return part.mass
-            case Ahead(block=Proposal()):
-                return part.block.mass
+            case DraftReport():
+                return part.is_hit
+    match outputs:
+        case (Ahead(), jax.Array() as mass, *_):
+            return mass
     return None

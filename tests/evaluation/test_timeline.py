@@ -11,7 +11,7 @@ from flax import nnx
 
 from jetspec_jax.cli import main
 from jetspec_jax.config import adapter_config_for, draft_config_for
-from jetspec_jax.decoding.proposal import Proposal
+from jetspec_jax.decoding.state import DraftReport
 from jetspec_jax.drafting_config import DraftingConfig, RefineConfig
 from jetspec_jax.evaluation.compare import Comparison, Run, compare
 from jetspec_jax.evaluation.phases import PhaseTimes
@@ -188,9 +188,10 @@ def test_fused_run_has_one_lane(pipelined):
 
 
 def test_failed_program_is_told(cpu_devices):
-    recorder, block = TimelineRecorder(), Proposal.of_tokens(jnp.zeros((1, 2), jnp.int32))
-    block.mass.delete()
-    recorder("select", cpu_devices[0], (block, None))
+    recorder, no = TimelineRecorder(), jnp.zeros((1,), bool)
+    fared = DraftReport(is_hit=no, mass=jnp.zeros((1,)), is_refined=no, right_by_pass=jnp.zeros((1, 1, 1), bool))
+    no.delete()
+    recorder("select", cpu_devices[0], (None, fared))
     with pytest.raises(RuntimeError, match="'select' of round 1 failed"):
         recorder.timeline()
 
