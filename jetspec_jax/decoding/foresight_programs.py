@@ -257,7 +257,8 @@ class PipelinedPrograms(ForesightPrograms):
 
         def on_target(target_leaves, target_state, drafts, active, params):
             target = self.definition.merge(target_leaves)
-            return self.verify(target, target_state, drafts, active, params, spec)
+            after, out, verdict = self.verify(target, target_state, drafts, active, params, spec)
+            return after, (out, verdict)
 
         def ahead_of(draft_leaves, decoder_leaves, side, block, pending, params):
             decoder = self.decoder(decoder_leaves)
@@ -268,14 +269,10 @@ class PipelinedPrograms(ForesightPrograms):
             chosen, side, fared = self.select(draft_leaves, decoder, side, cache, block, verdict, params, spec)
             return (side, chosen), fared
 
-        def on_target_told(*args):
-            target, out, verdict = on_target(*args)
-            return target, (out, verdict)
-
         key = (state.target.tokens.shape, spec, shapes(params))
         ahead, spare, executables = state.draft, state.spare, self.executables
         given = (self.target_leaves, state.target, state.drafts, active, params)
-        target, told = self._on_target("verify", key, on_target_told, given, (1,), Over(spare.told))
+        target, told = self._on_target("verify", key, on_target, given, (1,), Over(spare.told))
         given = (ahead.side, ahead.block, ahead.pending, state.params)
         side, cache = self._on_draft("foresee", key, ahead_of, given, (2,), Over(spare.cache))
         # What was pending has been taken in, what was drafted is being verified: their places are free.
