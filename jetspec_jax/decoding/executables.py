@@ -64,7 +64,6 @@ class Executables:
         *,
         donated: tuple[int, ...],
         device: jax.Device,
-        is_looped: bool = False,
         is_recycled: bool = False,
         over: Over | None = None,
     ) -> Any:
@@ -77,9 +76,8 @@ class Executables:
             args: device arrays.
             donated: indices of the arguments whose buffers the results take over.
             device: where it runs, for `on_dispatch`.
-            is_looped: called once a round: its state should stay where it is.
-            is_recycled: it is looped and returns its new state, which takes over the donated buffers, and something
-                beside it.
+            is_recycled: called once a round, it returns its new state, which takes over the donated buffers, and
+                something beside it.
             over: for callers that keep what is beside the state for the next call, and want no copies.
         """
         is_recycled = is_recycled and self.recycles.get(device.platform, False)
@@ -91,9 +89,7 @@ class Executables:
             began = time.perf_counter()
             # Constants that a user's function closes over are moved while lowering; only the loop is guarded.
             with jax.transfer_guard("allow"):
-                executable = self._compiled(
-                    kept_as, program, args, donated, device, keep_unused=is_looped or is_recycled
-                )
+                executable = self._compiled(kept_as, program, args, donated, device)
             self.compile_ms += 1e3 * (time.perf_counter() - began)
             self.num_compiled += 1
             self._kept[kept_as] = executable
@@ -140,13 +136,13 @@ class Executables:
         """Lets recycled programs begin anew; to be called when one has failed, whose results are no buffers."""
         self._results.clear()
 
-    def _compiled(self, kept_as: tuple, program: Callable, args: tuple, donated, device, *, keep_unused: bool):
-        if kept_as[-1]:
+    def _compiled(self, kept_as: tuple, program: Callable, args: tuple, donated, device) -> Callable:
+        if is_recycled := kept_as[-1]:
             with self.kernels.get(device, Kernels()).tracing():
                 _, self._beside[kept_as] = jax.eval_shape(program, *args)
             args, donated = (*args, self._beside[kept_as]), (*donated, len(args))
             program = _over_results(program)
-        return self.jit(program, donated=donated, device=device, keep_unused=keep_unused).lower(*args).compile()
+        return self.jit(program, donated=donated, device=device, keep_unused=is_recycled).lower(*args).compile()
 
     def _room(self, kept_as: tuple, device: jax.Device) -> Any:
         """Buffers for what a recycled program returns beside its state."""

@@ -286,9 +286,9 @@ class PipelinedPrograms(ForesightPrograms):
 
     def _on_target(self, name: str, key: tuple, program, args: tuple, donated: tuple[int, ...], over=None):
         how = {"donated": donated, "device": self.device, "is_recycled": over is not None, "over": over}
-        return self.executables.run(name, key, program, args, is_looped=over is not None, **how)
+        return self.executables.run(name, key, program, args, **how)
 
     def _on_draft(self, name: str, key: tuple, program, args: tuple, donated: tuple[int, ...], over=None):
         how = {"donated": donated, "device": self.draft_device, "is_recycled": over is not None, "over": over}
         args = (self.draft_leaves, self.decoder_leaves, *args)
-        return self.executables.run(name, key, program, args, is_looped=over is not None, **how)
+        return self.executables.run(name, key, program, args, **how)

@@ -9,7 +9,7 @@ fragment order, become bf16 in registers; fp8 weights are multiplied as they are
   34 MB. x is read by every CTA from the second-level cache: `T I 2` bytes times CTAs, divided by `split_k`.
 * FLOPs: 2 T O I, and 64 / block_rows times as many are executed.
 * Grid: `O / (block_rows * warpgroups) * split_k` CTAs, or `max_ctas`.
-* SMEM per stage: `64 * warpgroups * tile_k` of the weight (twice that with SwiGLU), `T * tile_k * 2` bytes of x.
+* SMEM per stage: `64 * warpgroups * tile_k` of the weight (twice that with SwiGLU), `T * tile_k` elements of x.
 * Limits: `Plan.check`; x is bf16, or fp8 with an fp8 weight. Blackwell has no wgmma: there and on a CPU it refuses.
 """
 
