@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.timing import dispatch_ms, queued_ms
-from jetspec_jax.decoding.foresight_programs import Ahead, PipelinedPrograms
+from jetspec_jax.decoding.foresight_programs import Ahead
+from jetspec_jax.decoding.pipelined_programs import PipelinedPrograms
 from jetspec_jax.decoding.row_params import row_params, sampling_spec
 from jetspec_jax.language_model import LanguageModel
 from jetspec_jax.models.functional import split

@@ -26,7 +26,7 @@ from flax import nnx
 
 from benchmarks.shapes import SHAPES
 from jetspec_jax.config import adapter_config_for, draft_config_for
-from jetspec_jax.decoding.foresight_programs import PipelinedPrograms
+from jetspec_jax.decoding.pipelined_programs import PipelinedPrograms
 from jetspec_jax.decoding.row_params import row_params, sampling_spec
 from jetspec_jax.drafters import PLAIN_PASS, JetSpecPP
 from jetspec_jax.drafting_config import DraftingConfig, RefineConfig

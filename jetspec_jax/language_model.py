@@ -9,7 +9,8 @@ import jax
 from flax import nnx
 
 from jetspec_jax.decoding.drivers import Delivery, Driver
-from jetspec_jax.decoding.foresight_programs import FusedPrograms, PipelinedPrograms
+from jetspec_jax.decoding.foresight_programs import FusedPrograms
+from jetspec_jax.decoding.pipelined_programs import PipelinedPrograms
 from jetspec_jax.decoding.programs import Programs
 from jetspec_jax.decoding.row_params import sampling_spec
 from jetspec_jax.decoding.stats import DecodeStats

@@ -193,7 +193,7 @@ class RecordingPrograms(FusedPrograms):
         """As the base class; the record stays here."""
         state, out = super().round(state, active, params, spec, is_drafting=is_drafting)
         if out.draft is not None:
-            self.records.append(out.draft.record)
+            self.records.append(self.executables.copied(out.draft.record, self.device))
             out = replace(out, draft=replace(out.draft, record=None))
         return state, out
 

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jetspec_jax.decoding.packed import Packed, Packer
 from jetspec_jax.decoding.programs import PREFILL_CHUNK, Programs, bucket
 from jetspec_jax.decoding.round_trace import RoundTrace
 from jetspec_jax.decoding.row_params import row_params, sampling_spec
@@ -45,7 +46,8 @@ class Delivery:
 
 @dataclass
 class _InFlight:
-    output: RoundOutput
+    parts: list[Packed]  # the output's arrays, those of one device together
+    treedef: Any
     is_prefill: bool
 
 
@@ -75,14 +77,10 @@ class Driver:
             loop.prefill()
             loop.start()
         while loop.in_flight:
-            try:
-                with jax.transfer_guard("disallow"):
-                    if loop.may_dispatch():
-                        loop.dispatch()
-                    deliveries = loop.drain() if len(loop.in_flight) > 1 or not loop.may_dispatch() else []
-            except Exception:
-                self.programs.executables.forget_results()
-                raise
+            with jax.transfer_guard("disallow"):
+                if loop.may_dispatch():
+                    loop.dispatch()
+                deliveries = loop.drain() if len(loop.in_flight) > 1 or not loop.may_dispatch() else []
             if deliveries:
                 paused = time.perf_counter()
                 yield deliveries
@@ -97,6 +95,7 @@ class _Loop:
         self.compile_ms = 0.0
         self.programs, self.walks, self.stats = programs, walks, stats
         self.in_flight: deque[_InFlight] = deque()
+        self.packer = Packer()
         self.batch = len(prompts)
         self.foresees = getattr(programs.drafter, "foresees", False)
         requests = [walk.params for walk in walks]
@@ -176,16 +175,19 @@ class _Loop:
         return bool(np.any(self.active & (lengths + drafter.num_drafts <= drafter.max_len)))
 
     def _push(self, output: RoundOutput, *, is_prefill: bool) -> None:
-        # The guard takes the start of an asynchronous copy for an implicit transfer; it is the one we want.
-        with jax.transfer_guard_device_to_host("allow"):
-            for leaf in jax.tree.leaves(output):
-                leaf.copy_to_host_async()
-        self.in_flight.append(_InFlight(output, is_prefill))
+        arrays, treedef = jax.tree.flatten(output)
+        device, draft_device = self.programs.device, self.programs.draft_device
+        # The report of the draft comes last, from its device.
+        first = len(arrays) - (len(jax.tree.leaves(output.draft)) if device != draft_device else 0)
+        shares = [(arrays[:first], device), (arrays[first:], draft_device)]
+        parts = [self.packer.pack(share, at) for share, at in shares if share]
+        self.in_flight.append(_InFlight(parts, treedef, is_prefill))
 
     def drain(self) -> list[Delivery]:
         """Reads the oldest round and walks its tokens: the one place where the host waits for the device."""
         flight = self.in_flight.popleft()
-        output = jax.device_get(flight.output)
+        arrays = [array for part in flight.parts for array in self.packer.read(part)]
+        output = jax.tree.unflatten(flight.treedef, arrays)
         deliveries = []
         for row, walk in enumerate(self.walks):
             if walk.is_finished or (count := int(output.num_committed[row])) == 0:

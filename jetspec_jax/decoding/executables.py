@@ -2,7 +2,8 @@
 
 On a GPU a program runs as a graph that remembers the addresses of its buffers, and is updated where one is elsewhere. A
 donated state can stay where it is; a result beside it lies elsewhere each time. *Recycled* programs write such results
-over those of the call before and hand out copies. (What that spares the host is not timed yet: `docs/roadmap.md`.)
+over those of the call before, which their caller has read or copied by then. The room that a program works in moves too
+as soon as others take room in between, so a loop should allocate nothing else either (`packed.py`).
 """
 
 import time
@@ -51,9 +52,7 @@ class Executables:
         self.on_dispatch: Callable[[str, jax.Device, Any], Any] | None = None
         self.recycles: dict[str, bool] = {"gpu": True}
         self._kept: dict[tuple, Callable] = {}
-        # Of recycled programs: what they return beside their state, and the last of it, to be written over.
-        self._beside: dict[tuple, Any] = {}
-        self._results: dict[tuple, Any] = {}
+        self._beside: dict[tuple, Any] = {}  # what recycled programs return beside their state
 
     def run(
         self,
@@ -64,7 +63,6 @@ class Executables:
         *,
         donated: tuple[int, ...],
         device: jax.Device,
-        is_recycled: bool = False,
         over: Over | None = None,
     ) -> Any:
         """Calls a program, building it if this key has not been seen; returns without waiting for its result.
@@ -76,11 +74,10 @@ class Executables:
             args: device arrays.
             donated: indices of the arguments whose buffers the results take over.
             device: where it runs, for `on_dispatch`.
-            is_recycled: called once a round, it returns its new state, which takes over the donated buffers, and
-                something beside it.
-            over: for callers that keep what is beside the state for the next call, and want no copies.
+            over: for programs that are called once a round and return their new state, which takes over the donated
+                buffers, and something beside it: what was beside it the last time. It is written over.
         """
-        is_recycled = is_recycled and self.recycles.get(device.platform, False)
+        is_recycled = over is not None and self.recycles.get(device.platform, False)
         kept_as = (name, *key, is_recycled)
         executable = self._kept.get(kept_as)
         if executable is None:
@@ -93,19 +90,11 @@ class Executables:
             self.compile_ms += 1e3 * (time.perf_counter() - began)
             self.num_compiled += 1
             self._kept[kept_as] = executable
-        if is_recycled and over is not None:
-            outputs = executable(*args, self._room(kept_as, device) if over.results is None else over.results)
-        elif is_recycled:
-            # Taken out, so that no other thread writes over them too: it makes room of its own.
-            results = self._results.pop(kept_as, None)
-            state, beside = executable(*args, self._room(kept_as, device) if results is None else results)
-            outputs = state, _copied(beside)
-            self._results[kept_as] = beside  # last: from here on another thread may write over it
-        else:
-            outputs = executable(*args)
+        if is_recycled:
+            args = (*args, self._room(kept_as, device) if over.results is None else over.results)
+        outputs = executable(*args)
         if self.on_dispatch is not None:
-            is_kept = not is_recycled or over is None
-            self.on_dispatch(name, device, outputs if is_kept else (outputs[0], _copied(outputs[1])))
+            self.on_dispatch(name, device, (outputs[0], _copied(outputs[1])) if is_recycled else outputs)
         return outputs
 
     def jit(
@@ -125,16 +114,12 @@ class Executables:
         return jax.jit(traced, donate_argnums=donated, keep_unused=keep_unused)
 
     def copied(self, results: Any, device: jax.Device) -> Any:
-        """Results that a later call writes over, to be kept; where nothing is recycled, as they are."""
+        """Results that a later call writes over, copied to be kept; where nothing is recycled, as they are."""
         return _copied(results) if self.recycles.get(device.platform, False) else results
 
     def settled(self, place: Any, arrived: Any, device: jax.Device) -> Any:
         """What has arrived on a device, moved to where the last such was; where nothing is recycled, as it is."""
         return _settled(place, arrived) if self.recycles.get(device.platform, False) else arrived
-
-    def forget_results(self) -> None:
-        """Lets recycled programs begin anew; to be called when one has failed, whose results are no buffers."""
-        self._results.clear()
 
     def _compiled(self, kept_as: tuple, program: Callable, args: tuple, donated, device) -> Callable:
         if is_recycled := kept_as[-1]:

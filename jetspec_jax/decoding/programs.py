@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jetspec_jax.decoding.executables import Executables, shapes, types
+from jetspec_jax.decoding.executables import Executables, Over, shapes, types
 from jetspec_jax.decoding.proposal import Proposal, report
 from jetspec_jax.decoding.round import prefill_chunk, verify_round
 from jetspec_jax.decoding.row_params import RowParams, SamplingSpec
@@ -48,10 +48,12 @@ class DecodeState:
     Attributes:
         target: the target's side.
         draft: the draft side, any pytree.
+        spare: the output of the round before, which the next one writes over; None: there is none.
     """
 
     target: RoundState
     draft: Any
+    spare: RoundOutput | None = None
 
 
 class Programs:
@@ -127,8 +129,15 @@ class Programs:
 
     def init_state(self, tokens: Int[Array, "B S"], prompt_len: Int[Array, "B"]) -> Any:
         """Empty caches around the prompts."""
-        state = DecodeState(self._init_target(tokens, prompt_len), self._init_caches(*tokens.shape))
-        return jax.device_put(state, self.device)
+
+        def program(target_leaves, draft_leaves, decoder_leaves, tokens, prompt_len, request):
+            target = self.definition.merge(target_leaves)
+            decoder = self.decoder(decoder_leaves, target)
+            draft = self.drafter.init_state(decoder, *tokens.shape)
+            return DecodeState(RoundState.empty(target, tokens, prompt_len, request), draft)
+
+        args = (*self._leaves, tokens, prompt_len, self._request_numbers(len(tokens)))
+        return self.executables.run("empty state", (tokens.shape,), program, args, donated=(), device=self.device)
 
     def prefill(
         self,
@@ -172,9 +181,15 @@ class Programs:
             draft = self.drafter.observe(draft_leaves, decoder, draft, verdict.rows)
             return DecodeState(after, draft), replace(out, draft=self.report(proposal, verdict))
 
+        return self._round("round", program, state, active, params, spec)
+
+    def _round(self, name: str, program, state: DecodeState, active, params, spec) -> tuple[DecodeState, RoundOutput]:
+        """A round that is one program of all leaves, the state, active rows and options."""
         key = (state.target.tokens.shape, spec, shapes(params))
-        args = (*self._leaves, state, active, params)
-        return self.executables.run("round", key, program, args, donated=(3,), device=self.device, is_recycled=True)
+        args = (*self._leaves, replace(state, spare=None), active, params)
+        over = Over(state.spare)
+        state, out = self.executables.run(name, key, program, args, donated=(3,), device=self.device, over=over)
+        return replace(state, spare=out), out
 
     def decoder(self, decoder_leaves: Leaves, target: Target | None = None) -> Decoder:
         """The top of the target as the draft side reads it; for use inside programs.
@@ -227,29 +242,17 @@ class Programs:
 
         key = (state.target.tokens.shape, spec, shapes(params))
         args = (self.target_leaves, state.target, active, params)
+        # What a round with drafts has left is larger.
+        is_plain = isinstance(state.spare, RoundOutput) and state.spare.tokens.shape[1] == 1
+        over = Over(state.spare if is_plain else None)
         after, out = self.executables.run(
-            "plain round", key, program, args, donated=(1,), device=self.device, is_recycled=True
+            "plain round", key, program, args, donated=(1,), device=self.device, over=over
         )
-        return replace(state, target=after), out
+        return replace(state, target=after, spare=out), out
 
-    def _init_target(self, tokens: Int[Array, "B S"], prompt_len: Int[Array, "B"]) -> RoundState:
-        batch, capacity = tokens.shape
-        with jax.default_device(self.device):
-            request = np.array([next(self._requests) for _ in range(batch)], np.int32)
-            state = RoundState(
-                tokens=tokens,
-                length=prompt_len + 0,  # buffers are donated: the two lengths must not share one
-                prompt_len=prompt_len,
-                request=jnp.asarray(request),
-                round=jnp.zeros((batch,), jnp.int32),
-                cache=self.target.init_cache(batch, capacity),
-            )
-            return jax.device_put(state, self.device)
-
-    def _init_caches(self, batch: int, capacity: int) -> Any:
-        with jax.default_device(self.draft_device):
-            decoder = self.decoder(self.decoder_leaves, self.target)
-            return jax.device_put(self.drafter.init_state(decoder, batch, capacity), self.draft_device)
+    def _request_numbers(self, batch: int) -> Int[Array, "B"]:
+        numbers = np.array([next(self._requests) for _ in range(batch)], np.int32)
+        return jax.device_put(numbers, self.device)
 
     def _checked(self, proposed: Any, batch: int) -> Proposal:
         """What the drafter proposed, as a `Proposal` of the promised shape."""

@@ -8,6 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jetspec_jax.decoding.sampling import Draw, Logprobs
 from jetspec_jax.models.cache import KVCache, update_rows
+from jetspec_jax.models.target import Target
 
 
 @jax.tree_util.register_dataclass
@@ -32,6 +33,21 @@ class RoundState:
     request: Int[Array, "B"]
     round: Int[Array, "B"]
     cache: KVCache
+
+    @classmethod
+    def empty(
+        cls, target: Target, tokens: Int[Array, "B S"], prompt_len: Int[Array, "B"], request: Int[Array, "B"]
+    ) -> "RoundState":
+        """A batch whose prompts have not been processed; every array is a buffer of its own, as all are donated."""
+        batch, capacity = tokens.shape
+        return cls(
+            tokens=tokens + 0,
+            length=prompt_len + 0,
+            prompt_len=prompt_len + 0,
+            request=request + 0,
+            round=jnp.zeros((batch,), jnp.int32),
+            cache=target.init_cache(batch, capacity),
+        )
 
     @property
     def anchor(self) -> Int[Array, "B"]:

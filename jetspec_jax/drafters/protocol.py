@@ -1,7 +1,7 @@
 """What a drafter is: pure functions that propose tokens and learn from what the target has processed.
 
-Nothing a drafter does can change the text, only how many tokens a round commits. All methods but `init_state` run
-inside traces; a drafter's own attributes are static.
+Nothing a drafter does can change the text, only how many tokens a round commits. All methods but `place` run inside
+traces; a drafter's own attributes are static.
 """
 
 from dataclasses import dataclass, field

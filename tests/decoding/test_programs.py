@@ -219,7 +219,7 @@ def test_one_executable_per_bucket_and_spec():
     ):
         model.generate(list(range(prompt_len)), max_new_tokens=5, **options)
         counts.append(model.programs.num_compiled)
-    assert counts == [2, 2, 2, 4, 4, 6]
+    assert counts == [3, 3, 3, 5, 5, 8]
 
 
 @pytest.mark.parametrize(
