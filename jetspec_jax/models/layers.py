@@ -160,11 +160,15 @@ class MLP(nnx.Module):
 
     def __call__(self, x: Float[Array, "B T D"], norm: RMSNorm) -> Float[Array, "B T D"]:
         """`x + MLP(norm(x))` of each row."""
-        return self.down(gated_linear(x, *self.gate_up.arguments, norm=norm.arguments), residual=x)
+        return self._down(x, residual=x, norm=norm.arguments)
 
     def of_normalised(self, h: Float[Array, "B T D"], residual: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """`residual + MLP(h)`."""
-        return self.down(gated_linear(h, *self.gate_up.arguments), residual=residual)
+        return self._down(h, residual=residual, norm=None)
+
+    def _down(self, x, residual, norm):
+        down = self.down.weight[...]
+        return self.down(gated_linear(x, *self.gate_up.arguments, norm=norm, following=down), residual=residual)
 
 
 class DecoderLayer(nnx.Module):
@@ -190,7 +194,8 @@ class DecoderLayer(nnx.Module):
 
     def finish(self, x: Float[Array, "B T D"], heads: Float[Array, "B T N H"]) -> Float[Array, "B T D"]:
         """Adds the attention output and the MLP to the residual stream."""
-        if takes_norm(self.mlp.gate_up.weight[...], math.prod(x.shape[:-1])):
+        gate_up = self.mlp.gate_up.weight[...]
+        if takes_norm(gate_up, math.prod(x.shape[:-1])):
             return self.mlp(self.attention.output(heads, residual=x), self.mlp_norm)
-        x, h = add_norm(x, self.attention.output(heads), self.mlp_norm.arguments)
+        x, h = add_norm(x, self.attention.output(heads), self.mlp_norm.arguments, following=gate_up)
         return self.mlp.of_normalised(h, residual=x)

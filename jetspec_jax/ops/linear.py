@@ -15,6 +15,10 @@ from jetspec_jax.ops.kernels import ROW_MULTIPLE, choose, normalises
 from jetspec_jax.ops.norm_rope import rms_norm
 from jetspec_jax.ops.project import Weight, project, project_from
 from jetspec_jax.ops.quantized_weight import QuantizedWeight
+from pallas_kernels.fp8 import FP8
+
+# The weight of the next product, if there is one; its axes are others than those of the weight beside it.
+Following = Float[Array, "..."] | QuantizedWeight | None
 
 
 def linear(
@@ -30,7 +34,7 @@ def linear(
 
     Args:
         norm: scale and epsilon of an RMSNorm of x.
-        out_dtype: of the product; that of x unless given.
+        out_dtype: of the product; that of x unless given, or of the weight if x is fp8 already.
     """
 
     def kernel():
@@ -62,11 +66,16 @@ def gated_linear(
     bias: Float[Array, "O"] | None = None,
     *,
     norm: tuple[Float[Array, " I"], float] | None = None,
+    following: Following = None,
 ) -> Float[Array, "*rows F"]:
-    """SwiGLU, `silu(gate) * up`, of x or of `norm(x)`; the weight holds the rows of gate, then those of up."""
+    """SwiGLU, `silu(gate) * up`, of x or of `norm(x)`; the weight holds the rows of gate, then those of up.
+
+    Args:
+        following: weight of the product that alone reads the result. The kernel then rounds as that product would.
+    """
 
     def kernel():
-        return _skinny(x, weight, bias, norm=norm, swiglu=True)
+        return _skinny(x, weight, bias, norm=norm, swiglu=True, out_dtype=_rounds_to(following))
 
     def otherwise():
         return silu_gate(linear(x, weight, bias, norm=norm))
@@ -80,15 +89,23 @@ def takes_norm(weight: Weight, num_rows: int) -> bool:
 
 
 def add_norm(
-    x: Float[Array, "*rows D"], delta: Float[Array, "*rows D"], norm: tuple[Float[Array, " D"], float]
+    x: Float[Array, "*rows D"],
+    delta: Float[Array, "*rows D"],
+    norm: tuple[Float[Array, " D"], float],
+    following: Following = None,
 ) -> tuple[Float[Array, "*rows D"], Float[Array, "*rows D"]]:
-    """`x + delta`, and its RMSNorm: what lies between two products that XLA does."""
+    """`x + delta`, and its RMSNorm: what lies between two products that XLA does.
+
+    Args:
+        following: weight of the product that alone reads the norm, as in `gated_linear`.
+    """
 
     def kernel():
         from pallas_kernels.residual_rms_norm import residual_rms_norm
 
         rows = (array.reshape(-1, array.shape[-1]) for array in (x, delta))
-        return tuple(array.reshape(x.shape) for array in residual_rms_norm(*rows, *norm))
+        results = residual_rms_norm(*rows, *norm, norm_dtype=_rounds_to(following))
+        return tuple(array.reshape(x.shape) for array in results)
 
     def otherwise():
         total = x + delta
@@ -118,6 +135,11 @@ def _op(weight: Weight) -> str:
     return "fp8_matmul" if weight.is_fp8 else "int8_matmul"
 
 
+def _rounds_to(following: Following) -> jnp.dtype | None:
+    """fp8 if a product with this weight rounds its rows; None: it takes them as they are."""
+    return FP8 if isinstance(following, QuantizedWeight) and following.is_fp8 else None
+
+
 def _skinny(x, weight: Weight, bias, norm=None, **options):
     """The kernel on flat rows."""
     if weight.ndim != 2:
@@ -131,12 +153,13 @@ def _skinny(x, weight: Weight, bias, norm=None, **options):
         raise NotImplementedError("the kernel has no bias")
     if norm is not None and not takes_norm(weight, num_rows):
         x, norm = rms_norm(x, *norm), None
-    options["out_dtype"] = options.get("out_dtype") or x.dtype
-    scale = None
+    result_dtype, scale = x.dtype, None
     if isinstance(weight, QuantizedWeight):
         if not (weight.is_reordered or weight.is_fp8):
             raise NotImplementedError(f"the kernel reads inputs in groups of 16, got {list(weight.shape)}")
+        result_dtype = weight.result_dtype(x)
         x, weight, scale = weight.rounded(x), weight.values, weight.scale
+    options["out_dtype"] = options.get("out_dtype") or result_dtype
     if options.get("residual") is not None:
         options["residual"] = options["residual"].reshape(-1, options["residual"].shape[-1])
     y = skinny_matmul(x.reshape(-1, x.shape[-1]), weight, scale=scale, norm=norm, **options)

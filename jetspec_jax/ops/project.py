@@ -23,13 +23,18 @@ PANEL_OUTPUTS, PANEL_BYTES = 32, 96 * 1024
 
 
 def project(x: Float[Array, "*rows I"], weight: Weight, out_dtype: DTypeLike | None = None) -> Float[Array, "*rows O"]:
-    """`x W^T`, contracted over the input axis of both; the result has the dtype of x unless given."""
-    out_dtype = out_dtype or x.dtype
+    """`x W^T`, contracted over the input axis of both; the result has the dtype of x unless given.
+
+    Args:
+        x: rows; with an fp8 weight also rounded already: the result then has the dtype of the weight it stands for.
+    """
     if isinstance(weight, QuantizedWeight):
         # 8 bits are exact in bf16; the scale, one an output, comes after the sum.
-        values, rows = weight.values.astype(x.dtype), weight.in_order(weight.rounded(x)).astype(x.dtype)
+        wide = weight.result_dtype(x)
+        values, rows = weight.values.astype(wide), weight.in_order(weight.rounded(x)).astype(wide)
         y = jnp.einsum("...i,oi->...o", rows, values, precision=HIGHEST, preferred_element_type=jnp.float32)
-        return (y * jnp.expand_dims(weight.scale, range(y.ndim - 1))).astype(out_dtype)
+        return (y * jnp.expand_dims(weight.scale, range(y.ndim - 1))).astype(out_dtype or wide)
+    out_dtype = out_dtype or x.dtype
     if weight.ndim == 2:
         return jnp.einsum("...i,oi->...o", x, weight, precision=HIGHEST, preferred_element_type=out_dtype)
     # Two products of one weight in one program (two passes of a draft, say) would otherwise share the broadcast below,

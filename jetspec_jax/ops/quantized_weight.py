@@ -14,11 +14,11 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float8e4m3fn, Int8, Shaped
 
+from pallas_kernels.fp8 import FP8, MOST_FP8, to_fp8
 from pallas_kernels.fragment_order import GROUP, fragment_order, natural_order
 
 QuantizedFormat = Literal["int8", "fp8"]
-FP8 = jnp.dtype(jnp.float8_e4m3fn)
-MOST_INT8, MOST_FP8 = 127, 448  # the largest magnitudes
+MOST_INT8 = 127  # the largest magnitude
 TINY = jnp.finfo(jnp.float32).tiny
 
 
@@ -49,7 +49,7 @@ class QuantizedWeight:
         scale = jnp.where(largest > 0, jnp.maximum(largest / most, TINY), 1.0)
         scaled = wide / scale[:, None]
         if weight_format == "fp8":
-            return cls(_to_fp8(scaled), scale, jnp.dtype(weight.dtype))
+            return cls(to_fp8(scaled), scale, jnp.dtype(weight.dtype))
         values = jnp.clip(jnp.round(scaled), -most, most).astype(jnp.int8)
         values = fragment_order(values) if values.shape[1] % GROUP == 0 else values
         return cls(values, scale, jnp.dtype(weight.dtype))
@@ -66,7 +66,11 @@ class QuantizedWeight:
 
     def rounded(self, x: Float[Array, "*rows I"]) -> Float[Array, "*rows I"]:
         """Activations as they are multiplied: fp8 with fp8, without a scale, 448 at most; else as they are."""
-        return _to_fp8(x) if self.is_fp8 else x
+        return to_fp8(x) if self.is_fp8 and x.dtype != FP8 else x
+
+    def result_dtype(self, x: Float[Array, "*rows I"]) -> jnp.dtype:
+        """Of a product: that of the activations; if they are fp8 already, that of the weight it stands for."""
+        return jnp.dtype(self.dtype if x.dtype == FP8 else x.dtype)
 
     def in_order(self, x: Shaped[Array, "*rows I"]) -> Shaped[Array, "*rows I"]:
         """Activations with their inputs in the order of `values`."""
@@ -89,8 +93,3 @@ class QuantizedWeight:
     def __getitem__(self, outputs: slice | EllipsisType) -> "QuantizedWeight":
         """A range of outputs; `weight[...]` is all of them, as for the arrays in a module's parameters."""
         return self if outputs is Ellipsis else QuantizedWeight(self.values[outputs], self.scale[outputs], self.dtype)
-
-
-def _to_fp8(x: Float[Array, "..."]) -> Float8e4m3fn[Array, "..."]:
-    """The nearest fp8, 448 at most; NaN stays. The format has no infinity: a cast alone makes NaN of what is larger."""
-    return jnp.clip(x, -MOST_FP8, MOST_FP8).astype(FP8)

@@ -7,7 +7,7 @@ A row is one block of one warpgroup; nothing is staged in shared memory but four
 * FLOPs: about 6 T D.
 * Grid: (T,).
 * Limits: bf16, fp16 or fp32, all three alike. In bf16 D is a multiple of 256 up to 8192 or of 64 up to 2048, in fp32 of
-  128 and 32. Uses nothing that only Hopper has, so Blackwell runs it too.
+  128 and 32, with the norm in fp8 of 512 and 128. Uses nothing that only Hopper has, so Blackwell runs it too.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
+
+from pallas_kernels.fp8 import FP8, to_fp8
 
 WARPS = 4  # of a warpgroup
 LANES = 32  # of a warp
@@ -37,20 +40,21 @@ class ResidualRMSNormConfig:
     num_warps: int
 
     @classmethod
-    def for_width(cls, width: int, dtype: jnp.dtype) -> "ResidualRMSNormConfig":
-        """All warps and the widest loads that divide the row.
+    def for_width(cls, width: int, dtype: jnp.dtype, norm_dtype: jnp.dtype | None = None) -> "ResidualRMSNormConfig":
+        """All warps and the widest loads that divide the row, with 4 bytes or more a thread also of the norm.
 
         Raises:
             NotImplementedError: nothing divides it.
         """
         for num_warps in (WARPS, 1):
-            # Loads under 4 bytes a thread waste the memory's transactions.
+            # Less than 4 bytes a thread waste the memory's transactions, and Mosaic refuses to store 2.
             vector_len = MAX_LOAD_BYTES // dtype.itemsize
-            while vector_len * dtype.itemsize >= 4:
+            while vector_len * (norm_dtype or dtype).itemsize >= 4:
                 if width % (num_warps * LANES * vector_len) == 0:
                     return cls(vector_len, num_warps)
                 vector_len //= 2
-        raise NotImplementedError(f"rows must be a multiple of {LANES} loads of 4 bytes, got D={width} of {dtype}")
+        dtypes = dtype if norm_dtype in (None, dtype) else f"{dtype} and {norm_dtype}"
+        raise NotImplementedError(f"rows must be a multiple of {LANES} times 4 bytes, got D={width} of {dtypes}")
 
     @property
     def tile(self) -> int:
@@ -68,15 +72,17 @@ class ResidualRMSNormConfig:
         return plgpu.Layout.TILED(plgpu.Tiling(tiling), warp_dims=(warps,), lane_dims=(-2,), vector_dim=-1)
 
 
-@partial(jax.jit, static_argnames=("eps", "config"))  # a program with many layers lowers each shape once
+@partial(jax.jit, static_argnames=("eps", "norm_dtype", "config"))  # a program with many layers lowers each shape once
 def residual_rms_norm(
     x: Float[Array, "T D"],
     delta: Float[Array, "T D"],
     scale: Float[Array, "D"],
     eps: float,
     config: ResidualRMSNormConfig | None = None,
+    *,
+    norm_dtype: DTypeLike | None = None,
 ) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
-    """`(x + delta, rms_norm(x + delta))` in one launch, rounded where the reference rounds.
+    """`(x + delta, rms_norm(x + delta))` in one launch, rounded where the reference rounds; arguments as there.
 
     Raises:
         NotImplementedError: outside the limits above.
@@ -84,7 +90,10 @@ def residual_rms_norm(
     num_rows, width = x.shape
     if not x.dtype == delta.dtype == scale.dtype or x.dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
         raise NotImplementedError(f"dtypes must be one float type, got {x.dtype}, {delta.dtype} and {scale.dtype}")
-    config = config or ResidualRMSNormConfig.for_width(width, x.dtype)
+    norm_dtype = jnp.dtype(norm_dtype or x.dtype)
+    if norm_dtype not in (x.dtype, FP8):
+        raise NotImplementedError(f"the norm of {x.dtype} rows is {x.dtype} or {FP8}, got {norm_dtype}")
+    config = config or ResidualRMSNormConfig.for_width(width, x.dtype, norm_dtype)
     if width % config.tile:
         raise NotImplementedError(f"D={width} is not a multiple of {config.tile}, the tile of {config}")
     if width > MAX_ELEMENTS * config.num_warps * LANES:
@@ -102,12 +111,13 @@ def residual_rms_norm(
         total_ref[row] = total
         wide = total.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.sum(wide * wide) / width + eps)
-        normed_ref[row] = wide.astype(x.dtype) * weight
+        normed = wide.astype(x.dtype) * weight
+        # From fp32: not every ptxas knows bf16 to fp8.
+        normed_ref[row] = to_fp8(normed.astype(jnp.float32)) if norm_dtype == FP8 else normed
 
-    rows = jax.ShapeDtypeStruct(x.shape, x.dtype)
     return plgpu.kernel(
         residual_rms_norm_kernel,
-        out_type=(rows, rows),
+        out_type=tuple(jax.ShapeDtypeStruct(x.shape, dtype) for dtype in (x.dtype, norm_dtype)),
         grid=(num_rows,),
         grid_names=("row",),
         # Safe because nothing that is written is read.

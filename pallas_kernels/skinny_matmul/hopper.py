@@ -10,7 +10,8 @@ fragment order, become bf16 in registers; fp8 weights are multiplied as they are
 * FLOPs: 2 T O I, and 64 / block_rows times as many are executed.
 * Grid: `O / (block_rows * warpgroups) * split_k` CTAs, or `max_ctas`.
 * SMEM per stage: `64 * warpgroups * tile_k` of the weight (twice that with SwiGLU), `T * tile_k` elements of x.
-* Limits: `Plan.check`; x is bf16, or fp8 with an fp8 weight. Blackwell has no wgmma: there and on a CPU it refuses.
+* Limits: `Plan.check`; x is bf16, or fp8 with an fp8 weight; the result may be fp8, for another such product. Blackwell
+  has no wgmma: there and on a CPU it refuses.
 """
 
 from functools import partial
@@ -24,10 +25,11 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int8
 
+from pallas_kernels.fp8 import FP8
 from pallas_kernels.skinny_matmul.config import SkinnyMatmulConfig
 from pallas_kernels.skinny_matmul.plan import CHUNK, WGMMA_ROWS, Plan
 from pallas_kernels.skinny_matmul.product import Product
-from pallas_kernels.skinny_matmul.roles import load, multiply, scale_rows
+from pallas_kernels.skinny_matmul.roles import load, multiply, rounded, scale_rows
 from pallas_kernels.skinny_matmul.tuning import default_config
 
 HOPPER = ("H100", "H200", "GH200")
@@ -58,7 +60,7 @@ def skinny_matmul(
     """
     num_cores = _num_cores()
     out_dtype = jnp.dtype(out_dtype or x.dtype)
-    wanted = jnp.dtype(jnp.float8_e4m3fn if weight.dtype == jnp.float8_e4m3fn else jnp.bfloat16)
+    wanted = FP8 if weight.dtype == FP8 else jnp.dtype(jnp.bfloat16)
     if x.dtype != wanted or (residual is not None and residual.dtype != out_dtype):
         dtypes = f"x {x.dtype}, residual {None if residual is None else residual.dtype}, result {out_dtype}"
         raise NotImplementedError(f"x must be {wanted} and the residual of the result's dtype, got {dtypes}")
@@ -102,7 +104,7 @@ def _finish(partials: Float[Array, "splits T O"], x, scale, residual, product: P
         y = jax.nn.silu(gate) * up
     if residual is not None:
         y = y + residual.astype(jnp.float32)
-    return y.astype(product.out_dtype)
+    return rounded(y, product.out_dtype)
 
 
 @partial(jax.jit, static_argnums=0)  # a program with many layers traces and lowers each shape once
@@ -150,7 +152,7 @@ def _scratch(plan: Plan, weight_dtype, scale) -> dict:
     # int8 is multiplied in chunks.
     width = CHUNK if weight_dtype == jnp.int8 else config.tile_k
     # A store beyond the block's outputs is cut off, which needs tiles that divide them.
-    out_tile = CHUNK if plan.out_dtype.itemsize == 2 else _largest_divisor(config.block_rows, (32, 16, 8))
+    out_tile = CHUNK if plan.out_dtype.itemsize <= 2 else _largest_divisor(config.block_rows, (32, 16, 8))
     scratch = {
         "w_tiles": plgpu.SMEM(weight_tiles, weight_dtype, transforms=_swizzled(width, weight_dtype)),
         "x_tiles": plgpu.SMEM((stages, rows, config.tile_k), x_dtype, transforms=_swizzled(width, x_dtype)),

@@ -11,6 +11,7 @@ WGMMA_ROWS = 64  # M of a wgmma: outputs
 CHUNK = 64  # inputs that the norm treats at once, and bf16 elements of a swizzled row
 MAX_ROWS = 128
 WEIGHT_DTYPES = ("bfloat16", "int8", "float8_e4m3fn")
+OUT_DTYPES = ("bfloat16", "float32", "float8_e4m3fn")
 MAX_INPUTS_OF_NORM = 256 * CHUNK  # 256: sizes of a TMA box
 MAX_SMEM = 227 * 1024  # of a CTA on Hopper
 SMEM_ALIGNMENT = 1024
@@ -158,8 +159,12 @@ class Plan:
             f"T is 1 to {MAX_ROWS}, padded to a multiple of 8": 0 < self.num_rows <= MAX_ROWS,
             "the weight is bfloat16, int8 or float8_e4m3fn": product.weight_dtype in WEIGHT_DTYPES,
             "x of an fp8 weight is normalised before": not (product.has_norm and product.x_dtype != "bfloat16"),
-            "the result is bfloat16 or float32": product.out_dtype in ("bfloat16", "float32"),
+            "the result is bfloat16, float32 or float8_e4m3fn": product.out_dtype in OUT_DTYPES,
+            "an fp8 result has no residual": not (product.has_residual and product.out_dtype == "float8_e4m3fn"),
             "block_rows is a multiple of 8 up to 64": config.block_rows in range(8, WGMMA_ROWS + 1, 8),
+            # TMA writes lines of 16 bytes.
+            "block_rows of an fp8 result is a multiple of 16": self.out_dtype.itemsize > 1
+            or config.block_rows % 16 == 0,
             "warpgroups is 1 or 2": config.warpgroups in (1, 2),
             f"O is a multiple of a CTA's {tile} outputs": product.num_outputs % tile == 0,
             f"tile_k is a multiple of {CHUNK} up to 256": config.tile_k in range(CHUNK, 257, CHUNK),

@@ -14,7 +14,7 @@ class Product:
         num_inputs: I.
         num_outputs: O, rows of the weight; with SwiGLU gate and up together.
         weight_dtype: bfloat16, int8 or float8_e4m3fn.
-        out_dtype: bfloat16 or float32.
+        out_dtype: bfloat16, float32, or float8_e4m3fn for a product with an fp8 weight that follows.
         norm_eps: of the norm of x; None: there is no norm.
         has_scale: outputs have a scale each.
         has_residual: something is added last.

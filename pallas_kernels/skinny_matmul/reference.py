@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int8
 
+from pallas_kernels.fp8 import FP8, to_fp8
 from pallas_kernels.fragment_order import natural_order
 
 
@@ -18,7 +19,7 @@ def skinny_matmul(
     swiglu: bool = False,
     out_dtype: DTypeLike | None = None,
 ) -> Float[Array, "T out"]:
-    """`residual + act((norm(x) W^T) * scale)`, accumulated in fp32 and rounded once, at the end.
+    """`residual + act((norm(x) W^T) * scale)`, accumulated in fp32 and rounded at the end.
 
     Args:
         weight: int8 in fragment order.
@@ -26,7 +27,7 @@ def skinny_matmul(
         norm: scale and epsilon of an RMSNorm of the rows of x, rounded to the dtype of x before the product.
         residual: added last.
         swiglu: the weight holds the rows of gate and then those of up, F each; the result is `silu(gate) * up` [T, F].
-        out_dtype: that of x unless given.
+        out_dtype: that of x unless given. fp8: the result in bf16, rounded again, 448 at most; NaN stays.
     """
     if norm is not None:
         norm_scale, eps = norm
@@ -36,7 +37,7 @@ def skinny_matmul(
     highest = jax.lax.Precision.HIGHEST
     weight = natural_order(weight) if weight.dtype == jnp.int8 else weight
     out_dtype = out_dtype or x.dtype
-    x = x.astype(jnp.bfloat16) if x.dtype == jnp.float8_e4m3fn else x  # exact
+    x = x.astype(jnp.bfloat16) if x.dtype == FP8 else x  # exact
     y = jnp.einsum("ti,oi->to", x, weight.astype(x.dtype), precision=highest, preferred_element_type=jnp.float32)
     if scale is not None:
         y = y * scale[None, :].astype(jnp.float32)
@@ -45,4 +46,4 @@ def skinny_matmul(
         y = jax.nn.silu(gate) * up
     if residual is not None:
         y = y + residual.astype(jnp.float32)
-    return y.astype(out_dtype)
+    return to_fp8(y.astype(jnp.bfloat16)) if out_dtype == FP8 else y.astype(out_dtype)

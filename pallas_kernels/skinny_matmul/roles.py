@@ -9,7 +9,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
 
+from pallas_kernels.fp8 import FP8, to_fp8
 from pallas_kernels.fragments import load_fragments
 from pallas_kernels.skinny_matmul.plan import CHUNK, WGMMA_ROWS, Plan
 
@@ -131,7 +134,7 @@ def multiply(plan: Plan, refs) -> None:
                 plgpu.copy_gmem_to_smem(scales, refs.scale_tiles.at[wg, half], refs.sides.at[wg])
         sums = _sums(plan, refs, round_id * plan.steps)
         result = _epilogue(plan, refs, sums, round_id)
-        out_tile.T[...] = result.astype(plan.out_dtype)
+        out_tile.T[...] = rounded(result, plan.out_dtype)
         plgpu.commit_smem()
         out = refs.out.at[lax.div(k, plan.steps)] if plan.is_partial else refs.out
         plgpu.copy_smem_to_gmem(out_tile, out.at[rows, block, outputs])
@@ -177,6 +180,12 @@ def _sums(plan: Plan, refs, first_step) -> tuple:
     if not is_int8:
         leave(first_step + plan.steps - 1)
     return sums
+
+
+def rounded(result: Float[Array, "*shape"], dtype: DTypeLike) -> Float[Array, "*shape"]:
+    """fp32 results in their dtype; in fp8 as if those in bf16 were rounded again."""
+    # From fp32: not every ptxas knows bf16 to fp8.
+    return to_fp8(result.astype(jnp.bfloat16).astype(jnp.float32)) if dtype == FP8 else result.astype(dtype)
 
 
 def _epilogue(plan: Plan, refs, sums, round_id):

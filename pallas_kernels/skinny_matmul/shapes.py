@@ -32,3 +32,9 @@ def with_int8(product: Product) -> Product:
 def with_fp8(product: Product) -> Product:
     """The same of rows that are rounded too, behind their norm."""
     return replace(product, weight_dtype="float8_e4m3fn", has_scale=True, norm_eps=None)
+
+
+def in_fp8_layer(product: Product) -> Product:
+    """The same where every weight is fp8: SwiGLU's result is rounded for the product that follows."""
+    fp8 = with_fp8(product)
+    return replace(fp8, out_dtype=fp8.weight_dtype) if fp8.is_swiglu else fp8

@@ -102,5 +102,9 @@ def test_fp8_projection_is_that_of_rounded_activations(weight):
     np.testing.assert_allclose(project(x, quantized, out_dtype=jnp.float32), expected, rtol=1e-5, atol=1e-5)
     exact = np.asarray(x, np.float32) @ weight.T
     assert 0.005 < np.linalg.norm(expected - exact) / np.linalg.norm(exact) < 0.08
-    assert project(x, quantized).dtype == jnp.bfloat16
+    in_bf16 = project(x, quantized)
+    assert in_bf16.dtype == jnp.bfloat16
+    given_rounded = project(quantized.rounded(x), quantized)
+    assert given_rounded.dtype == weight.dtype  # of the weight
+    np.testing.assert_array_equal(given_rounded.astype(jnp.bfloat16), in_bf16)
     np.testing.assert_array_equal(take_rows(quantized, jnp.array([3])), dense[[3]])

@@ -1,5 +1,7 @@
 """Models whose operations run as kernels, in the interpreter, against the same models through XLA."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +21,7 @@ from jetspec_jax.models.target import Target
 from jetspec_jax.ops.kernels import Kernels
 from jetspec_jax.sampling_params import SamplingParams
 from jetspec_jax.testing import tiny_config
-from pallas_kernels.testing import interpreted
+from pallas_kernels.testing import interpreted, lower_for
 
 # bf16 states of one layer, rounded at other places: a few units in the last place of the largest.
 MAX_ERROR = 0.03
@@ -100,6 +102,32 @@ def test_blocks_of_a_draft(target, form, products):
     outputs = run(kernels, program, leaves, x, context, start)
     assert kernels.refused == {}
     assert relative(outputs, run(Kernels(), program, leaves, x, context, start)) < MAX_ERROR
+
+
+def test_rows_between_fp8_products_are_rounded_by_the_kernels_before(target):
+    """The half of a layer behind attention."""
+    layer = quantized(target.layers[0], "fp8")
+    definition, leaves = split(layer)
+
+    def program(leaves, x, heads):
+        return definition.merge(leaves).finish(x, heads)
+
+    keys = jax.random.split(jax.random.key(0))
+    x = jax.random.normal(keys[0], (1, 16, 128), jnp.bfloat16)
+    heads = jax.random.normal(keys[1], (1, 16, 4, 64), jnp.bfloat16)
+    kernels = Kernels(("residual_norm", "fp8_matmul"))
+    output = run(kernels, program, leaves, x, heads)
+    assert kernels.refused == {}
+    assert output.dtype == jnp.bfloat16
+    assert relative(output, run(Kernels(), program, leaves, x, heads)) < MAX_ERROR
+
+    def traced(*args):
+        with kernels.tracing():
+            return program(*args)
+
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (leaves, x, heads))
+    casts = re.findall(r"stablehlo.convert.*-> tensor<[\dx]*f8E4M3FN>", lower_for("NVIDIA H200", traced, *shapes))
+    assert len(casts) == 1  # of the heads
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -14,7 +14,7 @@ from pallas_kernels.skinny_matmul import (
     skinny_matmul,
 )
 from pallas_kernels.skinny_matmul.plan import MAX_SMEM, Plan
-from pallas_kernels.skinny_matmul.shapes import SHAPES, with_fp8, with_int8
+from pallas_kernels.skinny_matmul.shapes import SHAPES, in_fp8_layer, with_int8
 from pallas_kernels.testing import interpreted
 
 FP8 = "float8_e4m3fn"
@@ -37,6 +37,8 @@ QWEN3 = [name for name in SHAPES if name.startswith("qwen3")]
         pytest.param({}, {"max_ctas": 0}, "max_ctas is positive", id="ctas"),
         pytest.param({"weight_dtype": "float32"}, {}, "bfloat16, int8 or float8_e4m3fn", id="weight-dtype"),
         pytest.param({"weight_dtype": FP8, "norm_eps": 1e-6}, {}, "fp8 weight is normalised before", id="fp8-norm"),
+        pytest.param({"out_dtype": FP8, "has_residual": True}, {}, "fp8 result has no residual", id="fp8-residual"),
+        pytest.param({"out_dtype": FP8}, {"block_rows": 40}, "fp8 result is a multiple of 16", id="fp8-block"),
         pytest.param({}, {"stages": 13}, "232448 bytes of shared memory, this is 240960", id="shared-memory"),
         pytest.param(
             {"num_rows": 128, "num_outputs": 24576, "weight_dtype": "int8", "is_swiglu": True, "norm_eps": 1e-6},
@@ -78,7 +80,7 @@ def test_bytes_count_every_operand_once():
 @pytest.mark.parametrize("name", SHAPES)
 def test_candidates_fit_and_the_default_is_one(name):
     many = replace(SHAPES[name], num_rows=128)
-    for product in (SHAPES[name], with_int8(many), with_fp8(many)):
+    for product in (SHAPES[name], with_int8(many), in_fp8_layer(many)):
         candidates = candidate_configs(product)
         assert len(candidates) == len(set(candidates)) > 1
         assert default_config(product) in candidate_configs(product, limit=None)
@@ -113,7 +115,7 @@ def test_default_fills_an_h200_and_keeps_48_kb_in_flight(name):
 )
 def test_defaults_are_what_was_measured_to_be_fast(name, num_rows, tiles):
     product = replace(SHAPES[f"qwen3-8b-{name}"], num_rows=num_rows)
-    default = default_config(with_fp8(product) if num_rows == 64 else product)
+    default = default_config(in_fp8_layer(product) if num_rows == 64 else product)
     assert {field: getattr(default, field) for field in tiles} == tiles
     assert default.split_k == 1
 
