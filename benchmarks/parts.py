@@ -159,7 +159,7 @@ class Parts:
         shape = draft.config.shape
         share = 2 * shape.num_kv_heads / (shape.num_heads + 2 * shape.num_kv_heads)
         keys_values = int(share * sum(_bytes(layer.attention.qkv) for layer in draft.layers))
-        injections = (2 + refine.num_refreshes) * (_bytes(draft.fc) + keys_values)
+        injections = (1 + refine.num_refreshes) * (_bytes(draft.fc) + keys_values)
         return (1 + refine.num_refreshes) * predict + (1 + refine.num_passes) * one_pass + injections
 
     def _over_blocks(self, program: Callable, state: tuple, num_blocks: int, num_rows: int, num_bytes: int) -> Part:

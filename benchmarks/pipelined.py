@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from benchmarks.dispatch import dispatch_ms
 from benchmarks.shapes import SHAPES
 from jetspec_jax.config import adapter_config_for, draft_config_for
 from jetspec_jax.decoding.pipelined_programs import PipelinedPrograms
@@ -60,25 +61,8 @@ def measure(model: LanguageModel, prompt: list[int], num_tokens: int) -> dict:
     executables.on_dispatch = None
     # From the end of one program to the end of the next, so host time and transfers are included: not kernel time.
     record["step_by_step_ms"] = {name: statistics.median(times[2:]) for name, times in waits.items() if len(times) > 4}
-    record["dispatch_ms"] = _dispatch_ms(model, prompt, options)
+    record["dispatch_ms"] = dispatch_ms(model, lambda: model.generate(prompt, options))
     return record
-
-
-def _dispatch_ms(model: LanguageModel, prompt: list[int], options: SamplingParams) -> dict[str, float]:
-    """How long each asynchronous call keeps the host: what a branch on the device costs it shows here."""
-    executables, times = model.programs.executables, {}
-    run = executables.run
-
-    def timed(name, *args, **kwargs):
-        began = time.perf_counter()
-        outputs = run(name, *args, **kwargs)
-        times.setdefault(name, []).append(1e3 * (time.perf_counter() - began))
-        return outputs
-
-    executables.run = timed
-    model.generate(prompt, options)
-    executables.run = run
-    return {name: statistics.median(values[2:]) for name, values in times.items() if len(values) > 4}
 
 
 def queued_ms(

@@ -30,6 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from benchmarks.dispatch import dispatch_ms
 from benchmarks.headlines import with_headlines
 from benchmarks.parts import Part, Parts
 from benchmarks.replay import replaying
@@ -195,7 +196,8 @@ class Bench:
             output = chunk.output or output
         intervals = np.diff(arrivals)[2:-2]
         self.note_refused(model)
-        return 1e3 * statistics.median(intervals), output.stats, self._dispatch_ms(model, options)
+        host_ms = dispatch_ms(model, lambda: self._decode_some(model, options))
+        return 1e3 * statistics.median(intervals), output.stats, host_ms
 
     def _decode_some(self, model: LanguageModel, options: SamplingParams) -> None:
         """The first rounds of a text, with the programs of the whole: fewer tokens could have smaller caches."""
@@ -203,21 +205,6 @@ class Bench:
         for _ in zip(range(SHORT), chunks):  # noqa: B905
             pass
         chunks.close()
-
-    def _dispatch_ms(self, model: LanguageModel, options: SamplingParams) -> dict[str, float]:
-        executables, times = model.programs.executables, {}
-        run = executables.run
-
-        def timed(name, *args, **kwargs):
-            began = time.perf_counter()
-            outputs = run(name, *args, **kwargs)
-            times.setdefault(name, []).append(1e3 * (time.perf_counter() - began))
-            return outputs
-
-        executables.run = timed
-        self._decode_some(model, options)
-        executables.run = run
-        return {name: statistics.median(values[2:]) for name, values in times.items() if len(values) > 4}
 
     def note_refused(self, model: LanguageModel) -> None:
         """Keeps which kernels were asked for and not taken, and why."""

@@ -28,6 +28,7 @@ import jax
 import jax.numpy as jnp
 
 import jetspec_jax
+from benchmarks.dispatch import dispatch_ms
 from benchmarks.turn import Turn
 from jetspec_jax.checkpoints.conversion import converted
 from jetspec_jax.checkpoints.resolve import resolve
@@ -69,8 +70,8 @@ def configurations(model: LanguageModel, args: argparse.Namespace) -> dict[str, 
     return found
 
 
-def numbers(run: Run) -> dict[str, Any]:
-    """What is recorded of a configuration."""
+def numbers(run: Run, host_ms: dict[str, float]) -> dict[str, Any]:
+    """What is recorded of a configuration; `host_ms`: how long its calls keep the host."""
     call_ms = sum(output.stats.prefill_ms + output.stats.decode_ms for output in run.outputs)
     return {
         "tokens": run.num_tokens,
@@ -81,6 +82,7 @@ def numbers(run: Run) -> dict[str, Any]:
         "tau_without_loops": run.tau_without_loops,
         "loops": run.num_loops,
         "hit_rate": run.hit_rate,
+        "host_ms": host_ms,
     }
 
 
@@ -140,6 +142,9 @@ def measure(args: argparse.Namespace, model: LanguageModel, turn: Turn | None = 
     record = {**environment(model), "prompts": args.num_prompts, "max_new_tokens": args.max_new_tokens}
     record |= {"repeats": args.repeats, "configs": {}, "peer": None, "agreement": {}, "speedup": {}}
     models = configurations(model, args)
+    if args.no_recycling:
+        for each in models.values():
+            each.programs.executables.recycles = {}
     asked = PROMPTS[: args.num_prompts]
     if args.benchmark is not None:
         asked = load_benchmark(args.benchmark, num_prompts=args.num_prompts).prompts
@@ -148,7 +153,8 @@ def measure(args: argparse.Namespace, model: LanguageModel, turn: Turn | None = 
     options = SamplingParams(max_new_tokens=args.max_new_tokens, ignore_eos=args.ignore_eos)
     runs = dict(zip(models, decode_in_turns(list(models.values()), chats, options, args.repeats), strict=True))
     for name, run in runs.items():
-        record["configs"][name] = numbers(run)
+        host_ms = dispatch_ms(models[name], lambda: models[name].generate(chats[0], options))  # noqa: B023
+        record["configs"][name] = numbers(run, host_ms)
         say(config=name, **record["configs"][name])
     record["speedup"] = speedups(record["configs"], {})
     save(record, args.out)  # the peer takes a while
@@ -203,6 +209,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--benchmark", choices=INSTALLABLE, default=None, help="prompts drawn from this set")
     parser.add_argument("--num-prompts", type=int, default=len(PROMPTS))
     parser.add_argument("--max-new-tokens", type=int, default=256)
+    parser.add_argument("--no-recycling", action="store_true", help="rounds make new results, see executables.py")
     parser.add_argument("--ignore-eos", action="store_true", help="texts do not end before they are full")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--no-peer", action="store_true")

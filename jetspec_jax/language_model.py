@@ -184,8 +184,7 @@ class LanguageModel:
     ) -> Iterator[StreamChunk]:
         """Like `generate`, yielding text as it becomes certain; the last chunk of each prompt carries its output.
 
-        Prompts and options are checked here, before the first chunk is asked for. Closing the iterator stops
-        decoding.
+        Prompts and options are checked here, before the first chunk is asked for. Closing the iterator stops decoding.
         """
         self.programs.executables.on_compile = Progress(self.progress).note
         return self._stream_and_warn(*self._prepare(prompts, params, chat_template_kwargs, options))
@@ -257,9 +256,8 @@ class LanguageModel:
             for delivery in deliveries:
                 logprobs[delivery.row] += _logprobs(delivery)
                 output = output_of(delivery.row) if walks[delivery.row].is_finished else None
-                yield StreamChunk(
-                    delivery.row, delivery.text, delivery.token_ids, delivery.num_accepted, output, delivery.trace
-                )
+                new = (delivery.text, delivery.token_ids, delivery.num_accepted)
+                yield StreamChunk(delivery.row, *new, output, delivery.trace)
 
     def _limit(self, ids: list[int], request: SamplingParams) -> int:
         """Most tokens a request may generate: its own limit or what the context leaves."""

@@ -33,6 +33,7 @@ from jetspec_jax.models.decoder import Decoder
 from jetspec_jax.models.draft import Draft
 from jetspec_jax.models.functional import Leaves, place, split
 from jetspec_jax.models.quantize import quantized
+from jetspec_jax.models.stack import joined
 
 
 @jax.tree_util.register_dataclass
@@ -80,8 +81,7 @@ class JetSpecPP:
         max_len: int | None = None,
     ):
         self.config = draft.config
-        drafting = PLAIN_PASS if drafting is None else drafting
-        self.drafting = drafting.resolved(is_calibrated=calibration is not None)
+        self.drafting = (drafting or PLAIN_PASS).resolved(is_calibrated=calibration is not None)
         self.num_drafts = self.drafting.num_drafts or self.config.max_draft_len
         if not self.config.causal and self.num_drafts > self.config.max_draft_len:
             raise ValueError(f"num_drafts={self.num_drafts}, bidirectional draft of {self.config.block_rows} rows")
@@ -195,9 +195,9 @@ class JetSpecPP:
             self.predictor_leaves(leaves), decoder, state.caches.predictor, pending, rows
         )
         draft = self.draft_of(leaves)
-        context = draft.extend(state.caches.context.with_length(pending.start), pending.taps)
-        context = draft.extend(context.commit(pending.num_kept), taps)
-        caches = DraftCaches(context, predictor)
+        taps = joined(pending.taps.astype(draft.dtype), taps.astype(draft.dtype), pending.num_kept)
+        context = draft.extend(state.caches.context.with_length(pending.start), taps)
+        caches = DraftCaches(context.commit(pending.num_kept), predictor)
         # Positions from the verified block's first to the last that a block may draft: γ, an anchor, γ more.
         side = self._side(leaves, decoder, caches, state.length, 2 * self.num_drafts + 1, params, spec)
         options = (self.drafting, self._calibration(leaves), self._num_rows)

@@ -134,8 +134,8 @@ class AdapterPredictor:
         segments = [Segment(rows.taps[:, :, -1].astype(decoder.dtype), rows.start)]
         if taps is not None:
             segments.append(Segment(taps[:, :, -1].astype(decoder.dtype), end))
-        outputs, decoder_cache = decoder.extend(segments, decoder_cache)
-        return taps, outputs[-1], (adapter_cache.with_length(end), decoder_cache.with_length(end))
+        x, decoder_cache = decoder.extend(segments, decoder_cache)
+        return taps, x, (adapter_cache.with_length(end), decoder_cache.with_length(end))
 
 
 def as_predictor(adapter: Any, draft: DraftConfig, weights: DraftWeights = "given") -> Predictor | None:

@@ -69,8 +69,7 @@ class Adapter(nnx.Module):
     ) -> tuple[Float[Array, "B U M D"] | None, KVCache]:
         """Takes in T context rows with true states, and runs a block after them in the same read of the weights.
 
-        Rows that are not kept may follow the kept ones in `embedded` and `taps` if the block is as long: its keys
-        replace theirs.
+        Rows that are not kept may follow the kept ones in `embedded` and `taps`: the block's begin where they do.
 
         Args:
             embedded, taps: token embeddings and true tapped states of the context rows.
@@ -89,9 +88,9 @@ class Adapter(nnx.Module):
             segments = [Segment(inputs.astype(dtype), start)]
             if block is not None:
                 segments.append(Segment(below, block.start))
-            outputs, cache = run_segments(module, self._kinds(module), segments, cache, first)
-            below = outputs[-1]
-            predicted.append(below)
+            x, cache = run_segments(module, self._kinds(module), segments, cache, first)
+            below = None if block is None else x
+            predicted.append(x)
             first += len(module)
         return (None if block is None else jnp.stack(predicted, axis=2)), cache
 

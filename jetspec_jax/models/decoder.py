@@ -55,11 +55,11 @@ class Decoder(nnx.Module):
             return KVCache(keys=(), values=(), length=jnp.zeros((batch,), jnp.int32))
         return cache_for(self.layers, batch, capacity)
 
-    def extend(self, segments: list[Segment], cache: KVCache) -> tuple[list[Float[Array, "B _ D"]], KVCache]:
+    def extend(self, segments: list[Segment], cache: KVCache) -> tuple[Float[Array, "B _ D"], KVCache]:
         """Runs states of the deepest tapped layer through the layers, keeping their keys.
 
         Returns:
-            The residual stream of each segment before the final norm, and the cache.
+            The residual stream of the last segment before the final norm, and the cache.
         """
         return run_segments(self.layers, self._kinds(), segments, cache, 0)
 

@@ -55,35 +55,52 @@ class Segment:
 
 def run_segments(
     layers: Sequence[DecoderLayer], kinds: Sequence[LayerKind], segments: Sequence[Segment], cache: KVCache, first: int
-) -> tuple[list[Float[Array, "B _ D"]], KVCache]:
-    """Runs segments through layers together: one read of the weights, every row sees the slots up to its position.
+) -> tuple[Float[Array, "B _ D"], KVCache]:
+    """Runs one segment, or two together, through layers: one read of the weights, all keys written.
 
-    Keys are written segment by segment, so a later segment replaces what an earlier one left at the same positions
-    (rows of a verified block that were not kept).
+    Of two segments the second begins within the first or right behind it: rows of the first from there on are not kept
+    (the rejected rows of a verified block) and are left out, so that what runs is one run of positions.
 
     Args:
         layers, kinds: the stack.
-        segments: in the order of their positions.
+        segments: in the order of their positions, T and U rows. Slots up to T + U rows behind the first one's start are
+            written, garbage where there are fewer rows.
         cache: keys of the layers from index `first` on; its length is not looked at.
         first: index of the first layer in the cache.
 
     Returns:
-        The residual stream of each segment, and the cache (its length is whatever was last written at).
+        The residual stream of the last segment, and the cache (its length is the first segment's start).
     """
-    sizes = [segment.x.shape[1] for segment in segments]
-    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    # Rows of padding look at slot 0 and are dropped.
-    missing = ((0, 0), (0, missing_rows(segments[0].x.shape[0], ends[-1])))
-    x = jnp.pad(jnp.concatenate([segment.x for segment in segments], axis=1), (*missing, (0, 0)))
-    positions = jnp.pad(jnp.concatenate([segment.positions for segment in segments], axis=1), missing)
+    context, block = segments[0], segments[-1]
+    x, num_kept = context.x, block.start - context.start
+    if len(segments) == 2:
+        x = joined(context.x, block.x, num_kept)
+    num_rows = x.shape[1]
+    x = jnp.pad(x, ((0, 0), (0, missing_rows(*x.shape[:2])), (0, 0)))
+    positions = Segment(x, context.start).positions
+    cache = cache.with_length(context.start)
     for index, (layer, kind) in enumerate(zip(layers, kinds, strict=True), start=first):
         angles = rope_angles(positions, kind.rope, layer.attention.shape.head_dim)
-        q, k, v = layer.queries_keys_values(x, angles, kind.rope)
-        rows = zip(segments, jnp.split(k, ends, axis=1)[:-1], jnp.split(v, ends, axis=1)[:-1], strict=True)
-        for segment, keys, values in rows:
-            cache = cache.with_length(segment.start).write(index, keys, values)
+        q, cache = layer.queries_and_cache(x, angles, kind.rope, cache, index)
         x = layer.finish(x, attend_cached(q, cache.keys[index], cache.values[index], positions, kind.window))
-    return jnp.split(x, ends, axis=1)[:-1], cache
+    if len(segments) == 1:
+        return x[:, :num_rows], cache
+    of_block = num_kept[:, None] + jnp.arange(block.x.shape[1], dtype=jnp.int32)[None, :]
+    return jnp.take_along_axis(x, of_block[:, :, None], axis=1), cache
+
+
+def joined(
+    rows: Float[Array, "B T *D"], following: Float[Array, "B U *D"], num_kept: Int[Array, "B"]
+) -> Float[Array, "B TU *D"]:
+    """The first `num_kept` rows and those that follow them, in one run of T + U; what is left is the last row again.
+
+    Example: rows a b c, of which two are kept, followed by x y -> a b x y y.
+    """
+    num_rows, num_following = rows.shape[1], following.shape[1]
+    index, kept = jnp.arange(num_rows + num_following, dtype=jnp.int32)[None, :], num_kept[:, None]
+    source = jnp.where(index < kept, index, num_rows + jnp.minimum(index - kept, num_following - 1))
+    both = jnp.concatenate([rows, following], axis=1)
+    return jnp.take_along_axis(both, jnp.expand_dims(source, range(2, both.ndim)), axis=1)
 
 
 def run_blocks(

@@ -2,10 +2,14 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jetspec_jax.ops.kernels import choose
 from jetspec_jax.ops.products import product
+
+# A context of so few bytes of keys is copied beside the own keys of a single block of so many rows: one softmax has eight
+# launches less than one in two parts, and on a GPU they take longer than the copy. Fewer rows are faster in parts on CPU.
+COPIED_BYTES, FEWEST_ROWS, MULTIPLE = 2**20, 8, 64
 
 
 def causal_mask(query_positions: Int[Array, "B T"], num_keys: int, window: int | None = None) -> Bool[Array, "B T S"]:
@@ -116,6 +120,17 @@ def _attend_blocks(
 ) -> Float[Array, "B R T N H"]:
     batch, blocks, rows, num_heads, head_dim = q.shape
     num_kv_heads, num_slots = context_keys.shape[1:3]
+    slots = jnp.arange(num_slots, dtype=jnp.int32)[None, None, None, :]
+    visible = slots < context_len[:, :, None, None]  # [B, R, 1, S]
+    if window is not None:
+        offsets = jnp.arange(rows, dtype=jnp.int32)[None, None, :, None]
+        visible = visible & (slots > context_len[:, :, None, None] + offsets - window)
+    if blocks == 1 and rows >= FEWEST_ROWS and context_keys.size * context_keys.dtype.itemsize <= COPIED_BYTES:
+        visible = jnp.broadcast_to(visible[:, 0], (batch, rows, num_slots))
+        # In multiples, or XLA pads keys and weights in kernels of their own.
+        pairs = ((context_keys, own_keys), (context_values, own_values), (visible, own_mask))
+        keys, values, mask = (_beside(context, own[:, 0], axis=2) for context, own in pairs)
+        return attend(q[:, 0], keys, values, mask)[:, None]
     groups = num_heads // num_kv_heads
     folded = q.reshape(batch, blocks, rows, num_kv_heads, groups, head_dim).transpose(0, 3, 1, 4, 2, 5)
     shared = folded.reshape(batch, num_kv_heads, -1, head_dim)  # [B, K, R * G * T, H]
@@ -125,11 +140,6 @@ def _attend_blocks(
     on_own = product("bkrqh,brkuh->bkrqu", own, own_keys)
     on_own = on_own.reshape(batch, num_kv_heads, blocks, groups, rows, -1)
 
-    slots = jnp.arange(num_slots, dtype=jnp.int32)[None, None, None, :]
-    visible = slots < context_len[:, :, None, None]  # [B, R, 1, S]
-    if window is not None:
-        offsets = jnp.arange(rows, dtype=jnp.int32)[None, None, :, None]
-        visible = visible & (slots > context_len[:, :, None, None] + offsets - window)
     scale = head_dim**-0.5
     on_context = jnp.where(visible[:, None, :, None], on_context * scale, -jnp.inf)
     on_own = jnp.where(own_mask[:, None, :, None], on_own * scale, -jnp.inf)
@@ -143,3 +153,9 @@ def _attend_blocks(
     from_own = product("bkrqu,brkuh->bkrqh", on_own, own_values)
     out = from_context.reshape(folded.shape) + from_own.reshape(folded.shape)
     return out.transpose(0, 2, 4, 1, 3, 5).reshape(q.shape).astype(q.dtype)
+
+
+def _beside(context: Shaped[Array, "..."], own: Shaped[Array, "..."], axis: int) -> Shaped[Array, "..."]:
+    """Both along an axis, and zeros up to a multiple."""
+    both = jnp.concatenate([context, own], axis=axis)
+    return jnp.pad(both, [(0, -size % MULTIPLE if index == axis else 0) for index, size in enumerate(both.shape)])

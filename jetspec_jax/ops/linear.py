@@ -152,7 +152,8 @@ def _skinny(x, weight: Weight, bias, norm=None, **options):
     if bias is not None:
         raise NotImplementedError("the kernel has no bias")
     if norm is not None and not takes_norm(weight, num_rows):
-        x, norm = rms_norm(x, *norm), None
+        # Of flat rows, as the kernel before left them, XLA makes one kernel; a reshape between would make it two.
+        x, norm = rms_norm(x.reshape(-1, x.shape[-1]), *norm).reshape(x.shape), None
     result_dtype, scale = x.dtype, None
     if isinstance(weight, QuantizedWeight):
         if not (weight.is_reordered or weight.is_fp8):

@@ -46,6 +46,7 @@ def test_measures_all_and_compares_the_texts(folder, model, tmp_path, capsys):
     record = speed.measure(arguments(folder, "--peer-python", python), model)
     assert list(record["configs"]) == ["AR", "J0"]
     assert record["configs"]["AR"]["tau"] == 1
+    assert record["configs"]["AR"]["host_ms"].keys() == {"plain round"}
     assert record["agreement"]["J0"] == [{"equal": 8, "of": 8}]
     (found,) = record["agreement"]["transformers static"]
     assert (found["equal"], found["of"]) == (5, 8)
@@ -101,7 +102,7 @@ def test_a_peer_that_fails_or_is_late_costs_nothing_else(folder, model, tmp_path
 def test_speeds_are_of_calls_and_of_decoding():
     stats = DecodeStats(num_drafts=3, rounds=2, committed=[2, 2], prefill_ms=100.0, decode_ms=400.0)
     output = GenerationOutput([1, 2, 3, 4, 5], "", "length", None, None, [0], None, Usage(1, 5), stats)
-    found = speed.numbers(Run("x", 3, [output]))
+    found = speed.numbers(Run("x", 3, [output]), {})
     assert (found["call_tokens_per_s"], found["tokens_per_s"]) == (10, 10)
     # Two texts of 5 tokens: 10 in 500 ms, 8 of them in 400.
     assert peer_generate.speeds([[1] * 5] * 2, [250, 250], [50, 50]) == {"call_tokens_per_s": 20, "tokens_per_s": 20}

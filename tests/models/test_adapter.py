@@ -272,7 +272,7 @@ def test_decoder_on_true_states_gives_the_targets_logits(kind):
     def run(leaves, states, blocks, starts):
         decoder = definition.merge(leaves)
         segment = Segment(states, jnp.zeros(BATCH, jnp.int32))
-        (x,), cache = decoder.extend([segment], decoder.init_cache(BATCH, CAPACITY))
+        x, cache = decoder.extend([segment], decoder.init_cache(BATCH, CAPACITY))
         return decoder.logits(x), decoder.head(decoder.norm(x)), decoder.predict(blocks, cache, starts)
 
     states = known.taps[:, :, -1]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jetspec_jax.ops.attention import attend, attend_blocks, causal_mask
+from jetspec_jax.ops.attention import MULTIPLE, attend, attend_blocks, causal_mask
 
 # fp32 products over at most 23 keys of numbers of size 1; float64 beside it. Measured: below 1e-6.
 FP32_ATOL = 1e-5
@@ -157,6 +157,18 @@ def test_blocks_together_are_blocks_alone(window):
         alone = {name: x if name in shared else x[:, block : block + 1] for name, x in inputs.items()}
         out = _attend_blocks(**alone, window=window)
         np.testing.assert_allclose(out[:, 0], together[:, block], rtol=0, atol=FP32_ATOL)
+
+
+@pytest.mark.parametrize("window", [pytest.param(None, id="full"), pytest.param(5, id="window")])
+@pytest.mark.parametrize("start", [0, 5, SLOTS])
+def test_a_single_block_is_one_softmax_with_a_copied_context(window, start):
+    inputs = random_inputs(lengths=np.full((BATCH, BLOCKS), start, np.int32))
+    # One block with the rows of two.
+    rows = {name: jnp.concatenate([inputs[name][:, :1], inputs[name][:, 1:2]], axis=2) for name in ("q", "own_mask")}
+    inputs |= rows | {name: inputs[name][:, :1] for name in ("own_keys", "own_values", "context_len")}
+    copied = jax.jit(attend_blocks, static_argnames="window").lower(**inputs, window=window)
+    assert f"{BATCH}x2x{MULTIPLE}x{HEAD_DIM}" in copied.as_text()  # keys of context and block, up to a multiple
+    np.testing.assert_allclose(copied.compile()(**inputs), reference(**inputs, window=window), rtol=0, atol=FP32_ATOL)
 
 
 def test_large_scores_do_not_overflow():
