@@ -7,8 +7,9 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from jetspec_jax.ops.kernels import choose
 from jetspec_jax.ops.products import product
 
-# A context of so few bytes of keys is copied beside the own keys of a single block of so many rows: one softmax has eight
-# launches less than one in two parts, and on a GPU they take longer than the copy. Fewer rows are faster in parts on CPU.
+# A context of so few bytes of keys is copied beside the own keys of a single block of so many rows. One softmax has
+# eight launches less than one in two parts, which take a GPU longer than the copy; with fewer rows a CPU is faster in
+# parts.
 COPIED_BYTES, FEWEST_ROWS, MULTIPLE = 2**20, 8, 64
 
 
