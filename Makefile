@@ -9,7 +9,7 @@ demo: .venv/ready
 	@$(PYTHON) -m jetspec_jax.cli demo
 
 test: .venv/maths
-	@$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	@$(PYTHON) -m pytest -n 2 --dist loadfile
 
 lint: .venv/ready
 	@$(PYTHON) -m ruff check .

@@ -60,11 +60,6 @@ def _register_dataclass(cls: type, *args, **kwargs) -> type:
 jax.tree_util.register_dataclass = _register_dataclass
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest test comes first, or one worker is left with it at the end."""
-    items.sort(key=lambda item: not item.nodeid.startswith("tests/train/test_tiny.py"))
-
-
 @pytest.fixture(scope="session")
 def cpu_devices() -> list[jax.Device]:
     devices = jax.devices("cpu")
