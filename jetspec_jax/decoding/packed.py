@@ -43,6 +43,8 @@ class Packer:
     taken, and a GPU graph is updated node by node then (`executables.py`).
     """
 
+    on_cpu = False  # whether buffers are written over there too, where numpy may look into them
+
     def __init__(self):
         self._free: dict[tuple[jax.Device, int], list[Array]] = {}
 
@@ -55,8 +57,10 @@ class Packer:
         avals = tuple(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays)
         num_words = sum(aval.size for aval in avals)
         free = self._free.setdefault((device, num_words), [])
-        place = free.pop() if free else jax.device_put(np.zeros((num_words,), _WORD), device)
-        words = _packed(place, tuple(arrays))
+        if device.platform == "cpu" and not self.on_cpu:
+            words = _packed_anew(tuple(arrays))
+        else:
+            words = _packed(free.pop() if free else _room(num_words, device), tuple(arrays))
         # A transfer guard takes the start of an asynchronous copy for an implicit transfer; it is the one we want.
         with jax.transfer_guard_device_to_host("allow"):
             words.copy_to_host_async()
@@ -65,6 +69,8 @@ class Packer:
     def read(self, packed: Packed) -> list[np.ndarray]:
         """Waits for the arrays; their buffer is written over by a later `pack`."""
         arrays = packed.read()
+        if packed.device.platform == "cpu" and not self.on_cpu:
+            return arrays
         self._free[packed.device, packed.words.size].append(packed.words)
         return arrays
 
@@ -72,6 +78,17 @@ class Packer:
 @partial(jax.jit, donate_argnums=0, keep_unused=True)
 def _packed(place: Int32[Array, " W"], arrays: tuple[Array, ...]) -> Int32[Array, " W"]:
     return jnp.concatenate([_words(array).reshape(-1) for array in arrays])
+
+
+@jax.jit
+def _packed_anew(arrays: tuple[Array, ...]) -> Int32[Array, " W"]:
+    return jnp.concatenate([_words(array).reshape(-1) for array in arrays])
+
+
+def _room(num_words: int, device: jax.Device) -> Int32[Array, " W"]:
+    """A buffer of the device's own, not memory that numpy lends it."""
+    with jax.transfer_guard("allow"), jax.default_device(device):
+        return jax.device_put(jnp.zeros((num_words,), _WORD), device)
 
 
 def _words(array: Array) -> Int32[Array, "..."]:

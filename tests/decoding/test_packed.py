@@ -31,6 +31,7 @@ def test_what_is_read_is_what_was_packed_bit_by_bit():
 
 def test_buffers_of_what_was_read_are_written_over_and_what_was_read_stays():
     packer, at, read, in_flight = Packer(), set(), [], []
+    packer.on_cpu = True
     for offset in range(8):  # two in flight, as in the decoding loop
         in_flight.append(packer.pack(arrays(offset), DEVICE))
         at.add(in_flight[-1].words.unsafe_buffer_pointer())
