@@ -105,7 +105,8 @@ class _Loop:
             requests, eos_token_ids=walks[0].eos_token_ids, vocab_size=config.vocab_size, device=programs.device
         )
         self.prompt_lens = np.array([len(prompt) for prompt in prompts], np.int32)
-        self.state = self._initial_state(prompts)
+        with self._booking_compilation():
+            self.state = self._initial_state(prompts)
         self.active = np.array([not walk.is_finished for walk in walks])
         self.active_on_device = jax.device_put(self.active, programs.device)
 
