@@ -54,7 +54,7 @@ class Drafter(Protocol):
         ...
 
     def init_state(self, decoder: Decoder, batch: int, capacity: int) -> Any:
-        """State for a batch whose buffers have `capacity` slots."""
+        """State for a batch whose buffers have `capacity` slots; traced, so large arrays belong in `place`."""
         ...
 
     def propose(
