@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
 
 from jetspec_jax.ops.kernels import Kernels
 
@@ -52,7 +53,7 @@ class Executables:
         self.on_dispatch: Callable[[str, jax.Device, Any], Any] | None = None
         self.recycles: dict[str, bool] = {"gpu": True}
         self._kept: dict[tuple, Callable] = {}
-        self._beside: dict[tuple, Any] = {}  # what recycled programs return beside their state
+        self._rooms: dict[tuple, Callable[[], Any]] = {}  # make buffers for what recycled programs return beside it
 
     def run(
         self,
@@ -91,7 +92,7 @@ class Executables:
             self.num_compiled += 1
             self._kept[kept_as] = executable
         if is_recycled:
-            args = (*args, self._room(kept_as, device) if over.results is None else over.results)
+            args = (*args, self._rooms[kept_as]() if over.results is None else over.results)
         outputs = executable(*args)
         if self.on_dispatch is not None:
             self.on_dispatch(name, device, (outputs[0], _copied(outputs[1])) if is_recycled else outputs)
@@ -124,21 +125,24 @@ class Executables:
     def _compiled(self, kept_as: tuple, program: Callable, args: tuple, donated, device) -> Callable:
         if is_recycled := kept_as[-1]:
             with self.kernels.get(device, Kernels()).tracing():
-                _, self._beside[kept_as] = jax.eval_shape(program, *args)
-            args, donated = (*args, self._beside[kept_as]), (*donated, len(args))
+                _, beside = jax.eval_shape(program, *args)
+            self._rooms[kept_as] = _room(beside, device)
+            args, donated = (*args, beside), (*donated, len(args))
             program = _over_results(program)
         return self.jit(program, donated=donated, device=device, keep_unused=is_recycled).lower(*args).compile()
-
-    def _room(self, kept_as: tuple, device: jax.Device) -> Any:
-        """Buffers for what a recycled program returns beside its state."""
-        with jax.transfer_guard("allow"), jax.default_device(device):
-            # Each its own: they are donated one by one.
-            zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self._beside[kept_as])
-            return jax.device_put(zeros, device)
 
     def hlo(self, name: str) -> list[str]:
         """Optimised HLO of the programs of this name, to look at."""
         return [executable.as_text() for (kept, *_), executable in self._kept.items() if kept == name]
+
+
+def _room(results: Any, device: jax.Device) -> Callable[[], Any]:
+    """A compiled program that makes buffers for results, each its own: they are donated one by one."""
+
+    def room():
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), results)
+
+    return jax.jit(room, out_shardings=SingleDeviceSharding(device)).lower().compile()
 
 
 def _over_results(program: Callable) -> Callable:

@@ -1,10 +1,13 @@
 """Sampling options of a batch as device arrays, and the static part that shapes the compiled program."""
 
+import math
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, UInt32
 
@@ -130,13 +133,24 @@ def row_params(
     }
     seeds = [_seed_of(request) for request in requests]
     # Seeds have 63 bits: the low half makes the key, the high half is folded in.
-    halves = np.array([(seed & 0xFFFFFFFF, seed >> 32) for seed in seeds], np.uint32)
-    return RowParams(key=_keys_of(jax.device_put(halves, device)), **jax.device_put(columns, device))
+    columns["key"] = np.array([(seed & 0xFFFFFFFF, seed >> 32) for seed in seeds], np.uint32)
+    # One transfer and one dispatch before the first token of every call, not one for each option.
+    layout = tuple((name, str(values.dtype), values.shape[1:]) for name, values in columns.items())
+    words = np.concatenate([values.reshape(len(requests), -1).view(np.uint32) for values in columns.values()], axis=1)
+    return _of_words(jax.device_put(words, device), layout)
 
 
-@jax.jit  # one dispatch, before the first token of every call
-def _keys_of(halves: UInt32[Array, "B 2"]) -> Key[Array, "B"]:
-    return jax.vmap(lambda pair: jax.random.fold_in(jax.random.key(pair[0]), pair[1]))(halves)
+@partial(jax.jit, static_argnums=1)
+def _of_words(words: UInt32[Array, "B W"], layout: tuple[tuple[str, str, tuple[int, ...]], ...]) -> RowParams:
+    """Options whose bits lie side by side; `layout` has the name, dtype and shape of a row of each."""
+    columns, start = {}, 0
+    for name, dtype, shape in layout:
+        bits = words[:, start : start + math.prod(shape)].reshape(-1, *shape)
+        columns[name] = jax.lax.bitcast_convert_type(bits, dtype)
+        start += math.prod(shape)
+    low, high = jnp.split(columns.pop("key"), 2, axis=1)
+    key = jax.vmap(lambda seed, data: jax.random.fold_in(jax.random.key(seed), data))(low[:, 0], high[:, 0])
+    return RowParams(key=key, **columns)
 
 
 def _fp32(value: float) -> float:
