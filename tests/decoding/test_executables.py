@@ -10,7 +10,7 @@ import pytest
 from jetspec_jax.decoding.executables import Executables, Over
 from jetspec_jax.drafters import JetSpecPP
 from jetspec_jax.drafting_config import DraftingConfig, RefineConfig
-from jetspec_jax.language_model import LanguageModel, LowAcceptanceWarning
+from jetspec_jax.language_model import DraftLimitWarning, LanguageModel, LowAcceptanceWarning
 from jetspec_jax.testing import tiny_config, tiny_target
 
 pytestmark = pytest.mark.filterwarnings(f"ignore::{LowAcceptanceWarning.__module__}.LowAcceptanceWarning")
@@ -66,6 +66,31 @@ def test_recycled_rounds_find_and_leave_all_buffers_where_they_were(base, kind, 
         # Before the second round nothing has been left to be written over, and what was pending came from elsewhere.
         assert len(set(given[name][2:one_text])) == 1
         assert len(set(left[name][1:one_text])) == 1
+
+
+def outputs_of(model, *, recycles: bool) -> list[tuple]:
+    """Texts and log-probabilities of two prompts; on CPU rounds are recycled only if asked for."""
+    options = {"max_new_tokens": NUM_TOKENS, "temperature": 0.7, "seed": 3, "logprobs": 2}
+    executables = model.programs.executables
+    before, executables.recycles = executables.recycles, {"cpu": recycles}
+    try:
+        return [(output.token_ids, output.logprobs) for output in model.generate([PROMPT, [9, 8]], **options)]
+    finally:
+        executables.recycles = before
+
+
+@pytest.mark.filterwarnings(f"ignore::{DraftLimitWarning.__module__}.DraftLimitWarning")
+@pytest.mark.parametrize("kind", ["plain", "critical path", "fused"])
+def test_recycling_changes_neither_texts_nor_log_probabilities(base, kind, cpu_devices):
+    model, _ = model_of(base, kind, cpu_devices)
+    if kind == "critical path":
+        model.drafter.max_len = len(PROMPT) + NUM_TOKENS // 2  # plain rounds behind it, with smaller results
+    expected = outputs_of(model, recycles=False)
+    assert outputs_of(model, recycles=True) == expected
+    assert [len(token_ids) for token_ids, _ in expected] == [NUM_TOKENS, NUM_TOKENS]
+    assert all(entry.top for _, entries in expected for entry in entries)
+    if kind == "critical path":
+        assert model.programs.executables.hlo("plain round")
 
 
 def step(state, x):
