@@ -14,8 +14,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import SingleDeviceSharding
 
+from jetspec_jax.decoding.room import room_for
 from jetspec_jax.ops.kernels import Kernels
 
 
@@ -126,7 +126,7 @@ class Executables:
         if is_recycled := kept_as[-1]:
             with self.kernels.get(device, Kernels()).tracing():
                 _, beside = jax.eval_shape(program, *args)
-            self._rooms[kept_as] = _room(beside, device)
+            self._rooms[kept_as] = room_for(beside, device)
             args, donated = (*args, beside), (*donated, len(args))
             program = _over_results(program)
         return self.jit(program, donated=donated, device=device, keep_unused=is_recycled).lower(*args).compile()
@@ -134,15 +134,6 @@ class Executables:
     def hlo(self, name: str) -> list[str]:
         """Optimised HLO of the programs of this name, to look at."""
         return [executable.as_text() for (kept, *_), executable in self._kept.items() if kept == name]
-
-
-def _room(results: Any, device: jax.Device) -> Callable[[], Any]:
-    """A compiled program that makes buffers for results, each its own: they are donated one by one."""
-
-    def room():
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), results)
-
-    return jax.jit(room, out_shardings=SingleDeviceSharding(device)).lower().compile()
 
 
 def _over_results(program: Callable) -> Callable:

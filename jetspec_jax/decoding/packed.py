@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int32
 
+from jetspec_jax.decoding.room import room_for
+
 _WORD = np.dtype(np.int32)
 
 
@@ -60,7 +62,8 @@ class Packer:
         if device.platform == "cpu" and not self.on_cpu:
             words = _packed_anew(tuple(arrays))
         else:
-            words = _packed(free.pop() if free else _room(num_words, device), tuple(arrays))
+            place = free.pop() if free else room_for(jax.ShapeDtypeStruct((num_words,), _WORD), device)()
+            words = _packed(place, tuple(arrays))
         # A transfer guard takes the start of an asynchronous copy for an implicit transfer; it is the one we want.
         with jax.transfer_guard_device_to_host("allow"):
             words.copy_to_host_async()
@@ -83,12 +86,6 @@ def _packed(place: Int32[Array, " W"], arrays: tuple[Array, ...]) -> Int32[Array
 @jax.jit
 def _packed_anew(arrays: tuple[Array, ...]) -> Int32[Array, " W"]:
     return jnp.concatenate([_words(array).reshape(-1) for array in arrays])
-
-
-def _room(num_words: int, device: jax.Device) -> Int32[Array, " W"]:
-    """A buffer of the device's own, not memory that numpy lends it."""
-    with jax.transfer_guard("allow"), jax.default_device(device):
-        return jax.device_put(jnp.zeros((num_words,), _WORD), device)
 
 
 def _words(array: Array) -> Int32[Array, "..."]:

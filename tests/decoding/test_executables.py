@@ -113,16 +113,6 @@ def test_results_are_written_over_those_that_are_given():
     np.testing.assert_array_equal([float(watched[0]) for watched in seen], [0, 2, 4])
 
 
-def test_room_is_a_buffer_for_each_result():
-    executables = Executables()
-    executables.recycles = {"cpu": True}
-    args = (jnp.zeros((2,)), jnp.ones((2,)))
-    how = {"donated": (0,), "device": jax.devices()[0], "over": Over(None)}
-    _, beside = executables.run("twins", (args[0].shape,), lambda a, b: (a + b, (a - b, 2 * b)), args, **how)
-    assert len(set(places(beside))) == 2
-    np.testing.assert_array_equal(beside, [[-1, -1], [2, 2]])
-
-
 def test_where_nothing_is_recycled_results_are_new():
     executables = Executables()
     state, over, kept = jnp.zeros((2,)), Over(None), []
